@@ -1,0 +1,1 @@
+"""The operations of the model: contracts, reference and fast implementations."""

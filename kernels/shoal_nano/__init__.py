@@ -1,0 +1,1 @@
+"""The nano model: its text, its training, its checkpoint."""

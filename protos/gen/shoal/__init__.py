@@ -1,0 +1,1 @@
+"""Generated from protos/shoal; see make proto."""

@@ -1,0 +1,1 @@
+"""The public gRPC client: grpcio and protobuf only."""

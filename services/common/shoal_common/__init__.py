@@ -1,0 +1,1 @@
+"""What every process needs: rpc, errors, settings, telemetry, the bus and KV transport. No torch."""

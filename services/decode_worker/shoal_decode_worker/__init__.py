@@ -1,0 +1,1 @@
+"""Continuous batching, drafting, verification and all sampling."""

@@ -1,0 +1,1 @@
+"""The step loop shared by both workers, and the offline LLM."""

@@ -1,0 +1,1 @@
+"""The public edge: HTTP and gRPC, prompt encoding, output parsing."""

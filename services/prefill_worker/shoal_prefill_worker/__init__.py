@@ -1,0 +1,1 @@
+"""Encoder passes over prompts, bounded replay and KV export."""

@@ -1,0 +1,1 @@
+"""Admission, queueing and placement of requests on decode workers."""
