@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal_kernels.formats import RowFormat
+from shoal_kernels.row_formats import RowFormat
 
 BLOCK_TOKENS = 128
 """Tokens in a block, in every model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal_kernels.formats import RowFormat
+from shoal_kernels.row_formats import RowFormat
 from shoal_kernels.paged_rows import PagedRows
 from shoal_model.kv_layout import BLOCK_TOKENS, KvLayout, KvSection
 

@@ -9,7 +9,6 @@ below the chunk, then the chunk itself" through one index, without a gather, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,22 +149,20 @@ class Ring:
         index[keys > last_key[:, None]] = -1
         return torch.from_numpy(index.astype(np.int32))
 
-    def read(self, slot: int, layers: Sequence[int], low: int, high: int) -> Tensor:
+    def read(self, slot: int, low: int, high: int) -> Tensor:
         """Values of positions [low, high) of one slot: [layers, high - low, *row shape]. Raises StaleRingRead."""
         positions = np.arange(low, high)
         places = self.tags.places(np.full_like(positions, slot), positions)
         self.tags.check(places, positions)
         index = torch.from_numpy(places)
-        return torch.stack([self.layers[i].index_select(0, index) for i in layers])
+        return torch.stack([buffer.index_select(0, index) for buffer in self.layers])
 
-    def write(self, slot: int, layers: Sequence[int], low: int, values: Tensor) -> None:
-        """Inverse of `read`; only the last `length` positions are kept. All layers of the group must be written."""
-        if list(layers) != list(range(len(self.layers))):
-            raise ValueError("a ring's layers are written together")
+    def write(self, slot: int, low: int, values: Tensor) -> None:
+        """Inverse of `read`: values [layers, n, *row shape] of positions from `low`; the last `length` are kept."""
         high = low + values.shape[1]
         positions = np.arange(max(low, high - self.length), high)
         places = self.tags.places(np.full_like(positions, slot), positions)
         index = torch.from_numpy(places)
-        for i in layers:
-            self.layers[i][index] = values[i, positions[0] - low if len(positions) else 0 :]
+        for buffer, rows in zip(self.layers, values, strict=True):
+            buffer[index] = rows[values.shape[1] - len(positions) :].to(buffer.dtype)
         self.tags.mark(places, positions)

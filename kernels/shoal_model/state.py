@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal_kernels.formats import RowFormat
-from shoal_model.rings import Ring, StaleRingRead
+from shoal_kernels.row_formats import RowFormat
+from shoal_model.rings import Ring
 
 
 class StateSlots:
@@ -66,43 +66,49 @@ class StateSlots:
     def read_window(self, slot: int, layers: range, low: int, high: int) -> Tensor:
         """Window records of positions [low, high): [len(layers), high - low, units] in the window format's storage.
 
-        `layers` are all encoder, all decoder or all draft layers. Raises StaleRingRead where the ring moved on.
+        `layers` are whole groups: the encoder's, the decoder's, the drafter's layers, or neighbours of these together.
+        Raises StaleRingRead where the ring moved on or never held a position.
         """
-        ring = self._group(layers)
-        return self._format.encode(ring.read(slot, range(len(layers)), low, high))
+        rings = self._groups_of(layers)
+        return torch.cat([self._format.encode(ring.read(slot, low, high)) for ring in rings])
 
     def write_window(self, slot: int, layers: range, low: int, records: Tensor) -> None:
         """Inverse of `read_window`; of more than a ring's length the last positions are kept."""
-        ring = self._group(layers)
+        rings = self._groups_of(layers)
         expected = (len(layers), records.shape[1], self._format.units)
         if records.shape != expected or records.dtype != self._format.storage_dtype:
-            raise ValueError(f"window records {expected} of {self._format.storage_dtype} expected, got {records.shape}")
-        ring.write(slot, range(len(layers)), low, self._format.decode(records).to(ring.layers[0].dtype))
+            raise ValueError(
+                f"window records {expected} of {self._format.storage_dtype} expected, got {tuple(records.shape)} "
+                f"of {records.dtype}"
+            )
+        values = self._format.decode(records)
+        for ring, part in zip(rings, values.split([len(ring.layers) for ring in rings]), strict=True):
+            ring.write(slot, low, part)
 
     def has_window(self, slot: int, layers: range, low: int, high: int) -> bool:
         """True where `read_window` of the same range would succeed."""
-        return self._group(layers).tags.holds(slot, low, high)
+        return all(ring.tags.holds(slot, low, high) for ring in self._groups_of(layers))
 
     def read_open_pair(self, slot: int, position: int) -> Tensor:
         """Raw [score, value] of the open ratio-2 pair whose first token is at `position`: [pair layers, 2, head_dim]."""
         if position % 2:
             raise ValueError(f"a pair opens at an even position, not at {position}")
-        return self.pairs.read(slot, range(len(self.pair_layers)), position, position + 1)[:, 0]
+        return self.pairs.read(slot, position, position + 1)[:, 0]
 
     def write_open_pair(self, slot: int, position: int, values: Tensor) -> None:
         """Inverse of `read_open_pair`."""
         expected = (len(self.pair_layers), 2, self._head_dim)
         if values.shape != expected:
             raise ValueError(f"open pairs {expected} expected, got {tuple(values.shape)}")
-        self.pairs.write(slot, range(len(self.pair_layers)), position, values[:, None])
+        self.pairs.write(slot, position, values[:, None])
 
-    def _group(self, layers: range) -> Ring:
-        start = 0
+    def _groups_of(self, layers: range) -> list[Ring]:
+        start, chosen = 0, []
         for ring in self._groups:
-            if layers == range(start, start + len(ring.layers)):
-                return ring
-            start += len(ring.layers)
-        raise ValueError(f"{layers} is not the encoder's, the decoder's or the drafter's layers")
-
-
-__all__ = ["StaleRingRead", "StateSlots"]
+            stop = start + len(ring.layers)
+            if len(ring.layers) and layers.start <= start and stop <= layers.stop:
+                chosen.append(ring)
+            start = stop
+        if layers.step != 1 or not chosen or sum(len(ring.layers) for ring in chosen) != len(layers):
+            raise ValueError(f"{layers} is not made of the encoder's, the decoder's and the drafter's layers")
+        return chosen
