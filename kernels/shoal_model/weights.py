@@ -1,7 +1,8 @@
 """Weights of the backbone and the draft blocks in the shape the operations want them.
 
 Fused projections are pure concatenations on the output axis; each field says in which order. `Tensor` fields that were
-BF16 in the checkpoint hold float32 (every bf16 value is exact in it), F32 fields stay float32.
+BF16 in the checkpoint hold float32 (every bf16 value is exact in it), F32 fields stay float32; the two embedding tables
+stay bfloat16, being looked up row by row.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class DraftWeights:
     norm: Tensor
     """[D]."""
     markov_embed: Tensor
-    """[V, R]."""
+    """[V, R] bfloat16."""
     markov_head: LinearWeight
     """BF16 [V, R]; use float32 output."""
     confidence: LinearWeight
@@ -142,7 +143,7 @@ class BackboneWeights:
     """All text weights of a checkpoint."""
 
     embed: Tensor
-    """[V, D]."""
+    """[V, D] bfloat16."""
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     """[D]."""
