@@ -30,8 +30,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def load_compressed_ids(directory: Path, config: ModelConfig) -> NDArray[np.int64]:
     """[vocab_size] int64: the compressed id of every token id, from `directory`/tokenizer.json.
 
-    Raises CheckpointError if the tokenizer's ids are not 0 .. `vocab_size` - 1, or if the number of compressed ids is not
-    `engram_compressed_vocab_size`: the hash multipliers depend on it, so the tables would be read at wrong rows.
+    Raises CheckpointError if the tokenizer's ids are not 0 .. `vocab_size` - 1, or if the number of compressed ids is
+    not `engram_compressed_vocab_size`: the hash multipliers depend on it, so the tables would be read at wrong rows.
     """
     assert config.engram is not None
     path = directory / "tokenizer.json"

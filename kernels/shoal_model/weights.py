@@ -53,8 +53,8 @@ class AttentionWeights:
     """FP8 [H*d (+ Hi*di), q_lora_rank]: `wq_b`, followed by `indexer.wq_b` on layers with an indexer."""
     attn_sink: Tensor
     """[H] float32."""
-    wo_a: tuple[LinearWeight, ...]
-    """G times FP8 [o, H/G*d]; group g serves heads g*H/G .. (g+1)*H/G - 1."""
+    wo_a: LinearWeight
+    """FP8, G groups of [o, H/G*d]; group g serves heads g*H/G .. (g+1)*H/G - 1."""
     wo_b: LinearWeight
     """FP8 [D, G*o]."""
     compress_index: LinearWeight | None
