@@ -78,10 +78,8 @@ class MoeWeights:
     """[E] float32, in place of `bias` for image tokens."""
     experts: ExpertWeights
     """FP4, per expert `w1` | `w3` [2I, D] and `w2` [D, I]."""
-    shared_w1_w3: LinearWeight
-    """FP8 [2I, D]: `w1` (gate) | `w3` (up)."""
-    shared_w2: LinearWeight
-    """FP8 [D, I]."""
+    shared: ExpertWeights
+    """FP8, the one shared expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +96,8 @@ class EngramLayerWeights:
     """[C] int64: first table row of each column."""
     wkv: LinearWeight
     """FP8 [(N+1)*D, C*w]: N keys, then the value."""
-    q_weight: Tensor
-    """[N, D]."""
-    k_weight: Tensor
-    """[N, D]."""
+    gate_weight: Tensor
+    """[N, D] float32: `q_weight` * `k_weight`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
