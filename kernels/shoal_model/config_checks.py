@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 CAST_GROUP = 32
 """Values that share a scale in Q8 and Q4ue: every cast width is a multiple of it."""
 
+ENGRAM_LOOKBACK = 4
+"""Tokens hashed together at most; a sequence's state keeps the three ids before the current one."""
+
 
 def check_consistency(config: ModelConfig, text: Fields) -> None:
     """Raise CheckpointError naming the first field of `text` that contradicts another one."""
@@ -81,6 +84,8 @@ def _check_sources(config: ModelConfig, text: Fields) -> None:
 
 
 def _check_engram(config: ModelConfig, engram: EngramConfig, text: Fields) -> None:
+    if engram.max_ngram_size != ENGRAM_LOOKBACK:
+        raise text.fail("engram_max_ngram_size", f"must be {ENGRAM_LOOKBACK}, got {engram.max_ngram_size}")
     if not engram.layer_ids or engram.layer_ids[-1] >= config.boundary:
         raise text.fail(
             "engram_layer_ids", f"must be encoder layers, below {config.boundary}, got {list(engram.layer_ids)}"

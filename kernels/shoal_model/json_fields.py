@@ -64,6 +64,22 @@ class Fields:
             raise self.fail(name, f"must be an object, got {value!r}")
         return Fields(value, self._path, f"{self._prefix}{name}.")
 
+    def string(self, name: str) -> str:
+        value = self._get(name)
+        if not isinstance(value, str):
+            raise self.fail(name, f"must be a string, got {value!r}")
+        return value
+
+    def strings(self, name: str) -> Mapping[str, str]:
+        """An object whose values are strings."""
+        value = self._get(name)
+        if not isinstance(value, dict):
+            raise self.fail(name, f"must be an object, got {value!r}")
+        for key, item in value.items():
+            if not isinstance(item, str):
+                raise self.fail(f"{name}.{key}", f"must be a string, got {item!r}")
+        return value
+
     def integer(self, name: str, *, minimum: int = 1, below: int | None = None) -> int:
         return self._integer(name, self._get(name), minimum, below)
 

@@ -1,7 +1,8 @@
 """Weights of the backbone and the draft blocks in the shape the operations want them.
 
 Fused projections are pure concatenations on the output axis; each field says in which order. `Tensor` fields that were
-BF16 in the checkpoint hold float32 (every bf16 value is exact in it), F32 fields stay float32.
+BF16 in the checkpoint hold float32 (every bf16 value is exact in it), F32 fields stay float32; the two embedding tables
+stay bfloat16, being looked up row by row.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class AttentionWeights:
     """FP8 [H*d (+ Hi*di), q_lora_rank]: `wq_b`, followed by `indexer.wq_b` on layers with an indexer."""
     attn_sink: Tensor
     """[H] float32."""
-    wo_a: tuple[LinearWeight, ...]
-    """G times FP8 [o, H/G*d]; group g serves heads g*H/G .. (g+1)*H/G - 1."""
+    wo_a: LinearWeight
+    """FP8, G groups of [o, H/G*d]; group g serves heads g*H/G .. (g+1)*H/G - 1."""
     wo_b: LinearWeight
     """FP8 [D, G*o]."""
     compress_index: LinearWeight | None
@@ -77,10 +78,8 @@ class MoeWeights:
     """[E] float32, in place of `bias` for image tokens."""
     experts: ExpertWeights
     """FP4, per expert `w1` | `w3` [2I, D] and `w2` [D, I]."""
-    shared_w1_w3: LinearWeight
-    """FP8 [2I, D]: `w1` (gate) | `w3` (up)."""
-    shared_w2: LinearWeight
-    """FP8 [D, I]."""
+    shared: ExpertWeights
+    """FP8, the one shared expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +96,8 @@ class EngramLayerWeights:
     """[C] int64: first table row of each column."""
     wkv: LinearWeight
     """FP8 [(N+1)*D, C*w]: N keys, then the value."""
-    q_weight: Tensor
-    """[N, D]."""
-    k_weight: Tensor
-    """[N, D]."""
+    gate_weight: Tensor
+    """[N, D] float32: `q_weight` * `k_weight`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +127,7 @@ class DraftWeights:
     norm: Tensor
     """[D]."""
     markov_embed: Tensor
-    """[V, R]."""
+    """[V, R] bfloat16."""
     markov_head: LinearWeight
     """BF16 [V, R]; use float32 output."""
     confidence: LinearWeight
@@ -142,7 +139,7 @@ class BackboneWeights:
     """All text weights of a checkpoint."""
 
     embed: Tensor
-    """[V, D]."""
+    """[V, D] bfloat16."""
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     """[D]."""
