@@ -25,8 +25,6 @@ def check_prompt(prompt_ids: TokenIds, *, vocab_size: int, max_context: int, nee
             "prompt_ids",
             f"{len(prompt_ids)} tokens leave no room in a context of {max_context}",
             reason=PromptTooLong.reason,
-            prompt_tokens=len(prompt_ids),
-            max_context=max_context,
         )
     check_token_ids("prompt_ids", prompt_ids.tolist(), vocab_size)
 
@@ -39,8 +37,6 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
                 f"{field}[{i}]",
                 f"token id {token} is not below the vocabulary size {vocab_size}",
                 reason=TokenOutOfRange.reason,
-                token_id=token,
-                vocab_size=vocab_size,
             )
 
 

@@ -70,7 +70,8 @@ class DraftStart:
     token_id: int
     window_start: int
     context: TokenContext
-    banned_below: int  # output indices below this have context.banned
+    stop_ids: frozenset[int]  # banned at output indices below min_tokens
+    min_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

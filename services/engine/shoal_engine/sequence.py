@@ -29,12 +29,16 @@ class Phase(Enum):
 
     ADMITTED = "admitted"
     """Holds its blocks and slots; rows may be loaded."""
+    LOADED = "loaded"
+    """Its whole prompt was loaded; the next step samples the first tokens."""
     PREFILL = "prefill"
     """Its prompt is being run."""
     DECODE = "decode"
     """Its choices run."""
     WAITING = "waiting"
     """Lost its blocks and slots; runs again when they are free."""
+    GONE = "gone"
+    """Left the engine."""
 
 
 @dataclass(slots=True)
@@ -70,7 +74,7 @@ class Sequence:
 class RequestState:
     """A request in the engine.
 
-    Invariant: outside Phase.WAITING every choice that is not done has a slot and a block table; done choices have none.
+    Invariant: every live choice holds a slot and blocks, except in Phase.WAITING and GONE, where nothing is held.
     """
 
     request: GenerationRequest | PrefillRequest
