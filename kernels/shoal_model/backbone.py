@@ -50,8 +50,20 @@ class Backbone:
         self._weights = weights
         self._config = config
         self._precision = precision
+        engram_pad_id = 0
+        if config.engram is not None and weights.compressed_ids is not None:
+            engram_pad_id = int(weights.compressed_ids[config.engram.pad_token_id])
         layers = [
-            Layer(plan, weights.layers[plan.layer], config, precision, compressed_rope if plan.ratio else plain_rope, pages, state)
+            Layer(
+                plan,
+                weights.layers[plan.layer],
+                config,
+                precision,
+                compressed_rope if plan.ratio else plain_rope,
+                pages,
+                state,
+                engram_pad_id=engram_pad_id,
+            )
             for plan in layer_map.layers
         ]
         self._encoder, self._decoder = layers[: layer_map.boundary], layers[layer_map.boundary :]
@@ -64,13 +76,13 @@ class Backbone:
         selected: Selected | None = None
         for layer in self._encoder:
             streams = layer.enter(streams, history, trace)
-            given = layer.attention_input(streams, step, trace)
+            given = layer.attention_input(streams, step)
             streams, selected = layer.run(streams, given, step.encoder, step.block_table, selected, trace)
         return self._run_decoder(streams, step, trace)
 
     def _run_decoder(self, streams: Streams, step: StepPlan, trace: Trace) -> DecoderResult | None:
         # The first decoder layer compresses the encoder's output of every row, also of rows that end here.
-        given = self._decoder[0].attention_input(streams, step, trace)
+        given = self._decoder[0].attention_input(streams, step)
         half, rows = step.decoder, step.decoder_rows
         if half is None:
             return None
@@ -83,7 +95,7 @@ class Backbone:
             if layer.plan.is_draft_target:
                 taps.append(self._tap(streams.x))
             if i:
-                given = layer.attention_input(streams, step, trace)
+                given = layer.attention_input(streams, step)
             streams, selected = layer.run(streams, given, half, step.block_table, selected, trace)
         trace.record("", "streams_out", streams.x)
         for i, tap in enumerate(taps):

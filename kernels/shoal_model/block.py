@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from shoal_kernels.ops import hyper_connections
+from shoal_kernels.ops.hyper_connections import MixWeight
 from shoal_kernels.precision import Precision
 from shoal_model.config import ModelConfig
 from shoal_model.moe import Moe
 from shoal_model.trace import Trace
-from shoal_model.weights import HyperConnectionWeights, LayerWeights
+from shoal_model.weights import LayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,11 @@ class Block:
     def _collapse(self, x: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
         return hyper_connections.collapse_norm(x, pre, norm, self._config.rms_norm_eps, precision=self._precision)
 
-    def _expand(
-        self, x: Tensor, y: Tensor, weights: HyperConnectionWeights, name: str, trace: Trace
-    ) -> tuple[Tensor, Tensor]:
+    def _expand(self, x: Tensor, y: Tensor, weight: MixWeight, name: str, trace: Trace) -> tuple[Tensor, Tensor]:
         pre, post, comb = hyper_connections.mix(
             x,
-            weights.fn,
-            weights.scale,
-            weights.base,
-            iters=self._config.hc_sinkhorn_iters,
+            weight,
+            iterations=self._config.hc_sinkhorn_iters,
             eps=self._config.hc_eps,
             rms_eps=self._config.rms_norm_eps,
             precision=self._precision,

@@ -51,6 +51,8 @@ class Layer:
         rope: RopeTable,
         pages: PagedCache,
         state: StateSlots,
+        *,
+        engram_pad_id: int,
     ) -> None:
         scope = f"layers.{plan.layer}"
         self.plan = plan
@@ -67,7 +69,9 @@ class Layer:
             weights, config, precision, experts_per_token=config.num_experts_per_tok, scope=scope
         )
         self._attention = Attention(weights.attn, config, precision, rope, has_indexer=plan.has_indexer)
-        self._engram = Engram(weights.engram, config, precision, scope) if weights.engram else None
+        self._engram: Engram | None = None
+        if weights.engram is not None:
+            self._engram = Engram(weights.engram, config, precision, pad_id=engram_pad_id, scope=scope)
         self._compressor: Compressor | None = None
         self._indexer: Indexer | None = None
         if plan.owns_kv:
@@ -79,7 +83,6 @@ class Layer:
                 ratio=plan.ratio,
                 main=pages.main(plan.layer),
                 index=pages.index(plan.layer),
-                scope=scope,
             )
         if plan.has_indexer and plan.kv_source is not None:
             self._indexer = Indexer(plan, config, precision, pages.index(plan.kv_source), scope)
@@ -91,7 +94,7 @@ class Layer:
         trace.record(self._scope, "streams_in", streams.x)
         return streams
 
-    def attention_input(self, streams: Streams, step: StepPlan, trace: Trace) -> AttentionInput:
+    def attention_input(self, streams: Streams, step: StepPlan) -> AttentionInput:
         """Normalise, and on an owner layer store the compressed entries that close in this step."""
         x = self._block.attention_input(streams)
         if self._compress_index is None:
@@ -105,7 +108,6 @@ class Layer:
                 self._pairs,
                 self._pair_layer,
                 step.pair_write,
-                trace,
             )
         return AttentionInput(x, self._precision.bf16(raw[:, split:]).contiguous())
 
