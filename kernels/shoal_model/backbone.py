@@ -66,6 +66,7 @@ class Backbone:
             )
             for plan in layer_map.layers
         ]
+        self.layers = tuple(layers)
         self._encoder, self._decoder = layers[: layer_map.boundary], layers[layer_map.boundary :]
 
     def run(self, step: StepPlan, trace: Trace) -> DecoderResult | None:
@@ -76,13 +77,15 @@ class Backbone:
         selected: Selected | None = None
         for layer in self._encoder:
             streams = layer.enter(streams, history, trace)
-            given = layer.attention_input(streams, step)
-            streams, selected = layer.run(streams, given, step.encoder, step.block_table, selected, trace)
+            given = layer.prepare(layer.attention_input(streams), step)
+            y, selected = layer.attend(given, step.encoder, step.block_table, selected, trace)
+            streams = layer.finish(streams, y, trace)
         return self._run_decoder(streams, step, trace)
 
     def _run_decoder(self, streams: Streams, step: StepPlan, trace: Trace) -> DecoderResult | None:
         # The first decoder layer compresses the encoder's output of every row, also of rows that end here.
-        given = self._decoder[0].attention_input(streams, step)
+        first = self._decoder[0]
+        given = first.prepare(first.attention_input(streams), step)
         half, rows = step.decoder, step.decoder_rows
         if half is None:
             return None
@@ -90,17 +93,21 @@ class Backbone:
             streams, given = streams.select(rows), given.select(rows)
         selected: Selected | None = None
         taps: list[Tensor] = []
-        for i, layer in enumerate(self._decoder):
+        for layer in self._decoder:
             streams = layer.enter(streams, None, trace)
             if layer.plan.is_draft_target:
                 taps.append(self._tap(streams.x))
-            if i:
-                given = layer.attention_input(streams, step)
-            streams, selected = layer.run(streams, given, half, step.block_table, selected, trace)
+            if layer is not first:
+                given = layer.prepare(layer.attention_input(streams), step)
+            y, selected = layer.attend(given, half, step.block_table, selected, trace)
+            streams = layer.finish(streams, y, trace)
         trace.record("", "streams_out", streams.x)
         for i, tap in enumerate(taps):
             trace.record("", f"dspark.tap{i}", tap)
-        return DecoderResult(collapse_norm(streams, self._weights.norm, self._config, self._precision), torch.cat(taps, dim=1) if taps else None)
+        return DecoderResult(
+            collapse_norm(streams, self._weights.norm, self._config, self._precision),
+            torch.cat(taps, dim=1) if taps else None,
+        )
 
     def _tap(self, x: Tensor) -> Tensor:
         """Mean over the streams, added in their order: a fixed order, whatever the number of rows."""

@@ -59,10 +59,15 @@ class Block:
         """Add the attention's output [rows, D], then run the MoE: the streams after this layer."""
         x, attn_pre = self._expand(streams.x, attention, self._weights.hc_attn, "attn", trace)
         ffn_in = self._collapse(x, attn_pre, self._weights.ffn_norm)
-        trace.record(self._scope, "ffn_in", ffn_in)
-        y = self._moe(ffn_in, trace)
-        trace.record(self._scope, "ffn_out", y)
+        y = self.feed_forward(ffn_in, trace)
         return Streams(*self._expand(x, y, self._weights.hc_ffn, "ffn", trace))
+
+    def feed_forward(self, x: Tensor, trace: Trace) -> Tensor:
+        """The MoE alone, on normalised rows [rows, D]."""
+        trace.record(self._scope, "ffn_in", x)
+        y = self._moe(x, trace)
+        trace.record(self._scope, "ffn_out", y)
+        return y
 
     def _collapse(self, x: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
         return hyper_connections.collapse_norm(x, pre, norm, self._config.rms_norm_eps, precision=self._precision)

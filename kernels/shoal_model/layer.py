@@ -94,33 +94,26 @@ class Layer:
         trace.record(self._scope, "streams_in", streams.x)
         return streams
 
-    def attention_input(self, streams: Streams, step: StepPlan) -> AttentionInput:
-        """Normalise, and on an owner layer store the compressed entries that close in this step."""
-        x = self._block.attention_input(streams)
+    def attention_input(self, streams: Streams) -> Tensor:
+        """The normalised rows [rows, D] that this layer's attention and compressor read."""
+        return self._block.attention_input(streams)
+
+    def prepare(self, x: Tensor, step: StepPlan) -> AttentionInput:
+        """On an owner layer, store the compressed entries that close in this step; x [rows, D] of all its rows."""
         if self._compress_index is None:
             return AttentionInput(x, None)
         raw = linear.linear(x, self._compress_index, out="f32", precision=self._precision)
         split = raw.shape[1] - self._num_index_heads
         if self._compressor is not None:
             self._compressor.store(
-                raw[:, :split],
-                step.entries[self.plan.ratio],
-                self._pairs,
-                self._pair_layer,
-                step.pair_write,
+                raw[:, :split], step.entries[self.plan.ratio], self._pairs, self._pair_layer, step.pair_write
             )
-        return AttentionInput(x, self._precision.bf16(raw[:, split:]).contiguous())
+        return AttentionInput(x, self._precision.bf16(raw[:, split:]))
 
-    def run(
-        self,
-        streams: Streams,
-        given: AttentionInput,
-        half: HalfPlan,
-        block_table: Tensor,
-        selected: Selected | None,
-        trace: Trace,
-    ) -> tuple[Streams, Selected | None]:
-        """Attention and MoE over the rows of `half`; returns the streams after the layer and the running selection."""
+    def attend(
+        self, given: AttentionInput, half: HalfPlan, block_table: Tensor, selected: Selected | None, trace: Trace
+    ) -> tuple[Tensor, Selected | None]:
+        """Attention output [rows, D] of the rows of `half`, and the running selection after this layer."""
         trace.record(self._scope, "attn_in", given.x)
         projected = self._attention.project(given.x, half.positions)
         trace.record(self._scope, "window_kv", projected.kv)
@@ -135,4 +128,12 @@ class Layer:
         y = self._attention.attend(projected, half.positions, window, half.window_index, selection)
         self._ring.commit(self._ring_layer, projected.kv, half.window_write)
         trace.record(self._scope, "attn_out", y)
-        return self._block.finish(streams, y, trace), selected
+        return y, selected
+
+    def finish(self, streams: Streams, attention: Tensor, trace: Trace) -> Streams:
+        """Add the attention's output [rows, D] and run the MoE: the streams after this layer."""
+        return self._block.finish(streams, attention, trace)
+
+    def feed_forward(self, x: Tensor, trace: Trace) -> Tensor:
+        """The MoE alone, on normalised rows [rows, D]."""
+        return self._block.feed_forward(x, trace)

@@ -20,7 +20,7 @@ from shoal_model.draft import Anchor, Drafter, DraftHead, MarkovStep
 from shoal_model.kv_layout import KvLayout
 from shoal_model.layer_map import build_layer_map
 from shoal_model.pages import PagedCache
-from shoal_model.rows import RowBatch, plan_step
+from shoal_model.rows import HalfPlan, RowBatch, plan_step
 from shoal_model.state import StateSlots
 from shoal_model.trace import SILENT, Trace
 from shoal_model.weights import BackboneWeights
@@ -95,7 +95,7 @@ class Model:
             beta_slow=scaling.beta_slow,
             original_max_positions=scaling.original_max_position_embeddings,
         )
-        self._backbone = Backbone(
+        self.backbone = Backbone(
             weights,
             config,
             self.layer_map,
@@ -105,9 +105,9 @@ class Model:
             plain_rope=plain,
             compressed_rope=compressed,
         )
-        self._drafter: Drafter | None = None
+        self.drafter: Drafter | None = None
         if weights.draft is not None and config.dspark is not None:
-            self._drafter = Drafter(weights.draft, weights, config, config.dspark, precision, state, plain)
+            self.drafter = Drafter(weights.draft, weights, config, config.dspark, precision, state, plain)
 
     @classmethod
     def load(
@@ -150,11 +150,11 @@ class Model:
         """
         self.cache.state.reserve(sum(len(segment.token_ids) for segment in batch.segments))
         step = plan_step(batch, self.cache.state, window=self.config.sliding_window, ratios=self._ratios)
-        result = self._backbone.run(step, trace)
+        result = self.backbone.run(step, trace)
         if result is None or step.decoder is None:
             return ForwardResult(torch.empty((0, self.config.hidden_size), dtype=self.precision.dtype))
-        if self._drafter is not None and result.taps is not None:
-            self._drafter.write_context(result.taps, step.decoder.positions, step.decoder.window_write, trace)
+        if self.drafter is not None and result.taps is not None:
+            self._write_draft_context(self.drafter, result.taps, step.decoder, trace)
         trace.record("", "final_hidden", result.hidden)
         return ForwardResult(result.hidden.index_select(0, step.output_rows))
 
@@ -173,7 +173,14 @@ class Model:
         """Logits and confidence logit of one draft position, see `Drafter.markov_step`. Raises NoDraftHead."""
         return self._require_drafter().markov_step(previous, base_logits, hidden)
 
+    def _write_draft_context(self, drafter: Drafter, taps: Tensor, half: HalfPlan, trace: Trace) -> None:
+        """For every decoder row that enters the rings, accepted or not: rejected ones are overwritten by position."""
+        write = half.window_write
+        features = drafter.features(taps.index_select(0, write.sources))
+        trace.record("", "dspark.features", features)
+        drafter.write_context(features, half.positions.index_select(0, write.sources), write.targets)
+
     def _require_drafter(self) -> Drafter:
-        if self._drafter is None:
+        if self.drafter is None:
             raise NoDraftHead("this checkpoint has no DSpark draft head")
-        return self._drafter
+        return self.drafter
