@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shoal_kernels.ops.engram import EngramTable  # type: ignore[import-not-found]
-    from shoal_kernels.ops.experts import ExpertWeights  # type: ignore[import-not-found]
-    from shoal_kernels.ops.linear import LinearWeight  # type: ignore[import-not-found]
+    from shoal_kernels.ops.engram import EngramTable
+    from shoal_kernels.ops.experts import ExpertWeights
+    from shoal_kernels.ops.linear import LinearWeight
     from torch import Tensor
 
 
