@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.block import Streams, collapse_norm, embed
 from shoal_model.config import ModelConfig
 from shoal_model.indexer import Selected
@@ -115,4 +115,3 @@ class Backbone:
         for n in range(1, x.shape[1]):
             total = total + x[:, n]
         return self._precision.bf16(total / x.shape[1])
-

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from shoal_kernels.ops import hyper_connections
 from shoal_kernels.ops.hyper_connections import MixWeight
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.config import ModelConfig
 from shoal_model.moe import Moe
 from shoal_model.trace import Trace

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from shoal_kernels.ops import compressor, linear, norm_rope
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.config import ModelConfig
 from shoal_model.rings import Ring, RingWrite
 from shoal_model.rows import EntryWrite
@@ -39,9 +39,7 @@ class Compressor:
         self._main = main
         self._index = index
 
-    def store(
-        self, raw: Tensor, write: EntryWrite, pairs: Ring, pair_layer: int, pair_write: RingWrite
-    ) -> None:
+    def store(self, raw: Tensor, write: EntryWrite, pairs: Ring, pair_layer: int, pair_write: RingWrite) -> None:
         """Pool and store the groups that close.
 
         raw   [rows, 2 * head_dim] score | value of every row (ratio 2), or [rows, head_dim] the value (ratio 1)

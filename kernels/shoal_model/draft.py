@@ -1,4 +1,4 @@
-"""The DSpark draft head: context KV, the parallel block, Markov bias and confidence. Source: v41-flash.md section 10."""
+"""The DSpark draft head: context KV, parallel block, Markov bias, confidence. Source: v41-flash.md section 10."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from shoal_kernels.ops import hyper_connections, linear, norm_rope
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.attention import Attention
 from shoal_model.block import Block, Streams, collapse_norm, embed
 from shoal_model.config import DsparkConfig, ModelConfig
@@ -103,9 +103,7 @@ class Drafter:
     def draft(self, anchors: Sequence[Anchor], trace: Trace) -> DraftHead:
         """Run the parallel block for every anchor. Raises StaleRingRead where a ring lacks a context position."""
         rows = self.plan(anchors)
-        streams = Streams.start(
-            embed(self._backbone.embed, rows.token_ids, self._precision), self._config.hc_mult
-        )
+        streams = Streams.start(embed(self._backbone.embed, rows.token_ids, self._precision), self._config.hc_mult)
         for i, block in enumerate(self.blocks):
             y = block.attend(block.frame.attention_input(streams), rows, self._ring, i, trace)
             streams = block.frame.finish(streams, y, trace)
@@ -148,7 +146,7 @@ class Drafter:
         hidden = hyper_connections.collapse(streams.x, streams.pre, precision=self._precision)
         normed = collapse_norm(streams, self._weights.norm, self._config, self._precision)
         logits = linear.linear(normed, self._backbone.head, out="f32", precision=self._precision)
-        return DraftHead(hidden.unflatten(0, (count, -1)), logits.unflatten(0, (count, -1)))
+        return DraftHead(hidden.view(count, -1, hidden.shape[1]), logits.view(count, -1, logits.shape[1]))
 
 
 class DraftBlock:

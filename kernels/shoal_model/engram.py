@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from shoal_kernels.ops import engram, linear
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.config import ModelConfig
 from shoal_model.trace import Trace
 from shoal_model.weights import EngramLayerWeights
@@ -35,6 +35,4 @@ class Engram:
         trace.record(self._scope, "engram.rows", rows)
         values = engram.gather(w.table, rows, precision=precision)
         kv = linear.linear(values, w.wkv, cast=False, precision=precision)
-        return engram.gate(
-            x, kv, w.gate_weight, is_image[:, 0], rms_eps=self._config.rms_norm_eps, precision=precision
-        )
+        return engram.gate(x, kv, w.gate_weight, is_image[:, 0], rms_eps=self._config.rms_norm_eps, precision=precision)

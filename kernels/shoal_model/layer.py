@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from shoal_kernels.ops import linear
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.attention import Attention, Selection
 from shoal_model.block import Block, Streams
 from shoal_model.compressor import Compressor
@@ -34,9 +34,7 @@ class AttentionInput:
     def select(self, rows: Tensor) -> AttentionInput:
         """Only these rows."""
         weights = self.index_weights
-        return AttentionInput(
-            self.x.index_select(0, rows), None if weights is None else weights.index_select(0, rows)
-        )
+        return AttentionInput(self.x.index_select(0, rows), None if weights is None else weights.index_select(0, rows))
 
 
 class Layer:
@@ -65,9 +63,7 @@ class Layer:
         self._compress_index = weights.attn.compress_index
         self._num_index_heads = config.index_n_heads if plan.has_indexer else 0
         self._entries = None if plan.kv_source is None else pages.main(plan.kv_source)
-        self._block = Block(
-            weights, config, precision, experts_per_token=config.num_experts_per_tok, scope=scope
-        )
+        self._block = Block(weights, config, precision, experts_per_token=config.num_experts_per_tok, scope=scope)
         self._attention = Attention(weights.attn, config, precision, rope, has_indexer=plan.has_indexer)
         self._engram: Engram | None = None
         if weights.engram is not None:
@@ -118,9 +114,7 @@ class Layer:
         projected = self._attention.project(given.x, half.positions)
         trace.record(self._scope, "window_kv", projected.kv)
         if self._indexer is not None and projected.index_q is not None and given.index_weights is not None:
-            selected = self._indexer.select(
-                projected.index_q, given.index_weights, half, block_table, selected, trace
-            )
+            selected = self._indexer.select(projected.index_q, given.index_weights, half, block_table, selected, trace)
         selection = None
         if self._entries is not None and selected is not None:
             selection = Selection(self._entries, block_table, half.row_seq, selected.topk)

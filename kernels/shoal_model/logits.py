@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from shoal_kernels.precision import EXACT, KV, SERVED
 from torch import Tensor
 
-from shoal_kernels.precision import EXACT, KV, SERVED
 from shoal_model.model import Model
 from shoal_model.sequence import SequenceRun, blocks_for
 

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
-
 from shoal_kernels.ops import linear
 from shoal_kernels.ops.norm_rope import plain_rope_table, yarn_rope_table
 from shoal_kernels.precision import SERVED, Precision
 from shoal_kernels.row_formats import index_format, main_format, window_format
+from torch import Tensor
+
 from shoal_model.backbone import Backbone
 from shoal_model.cache import ModelCache
+from shoal_model.checkpoint import Checkpoint
 from shoal_model.config import ModelConfig
 from shoal_model.draft import Anchor, Drafter, DraftHead, MarkovStep
 from shoal_model.kv_layout import KvLayout
 from shoal_model.layer_map import build_layer_map
+from shoal_model.load_weights import load_weights
 from shoal_model.pages import PagedCache
 from shoal_model.rows import HalfPlan, RowBatch, plan_step
 from shoal_model.state import StateSlots
@@ -120,7 +122,6 @@ class Model:
         num_slots: int,
     ) -> Model:
         """Read a checkpoint folder. Raises CheckpointError naming the file and the tensor or field at fault."""
-        from shoal_model.checkpoint import Checkpoint
         checkpoint = Checkpoint.open(directory)
         weights = load_weights(checkpoint, device=device)
         return cls(
@@ -142,7 +143,6 @@ class Model:
         """Draft positions per round, 0 without a draft head."""
         return self.config.dspark.block_size if self.config.dspark else 0
 
-    @torch.inference_mode()
     def forward(self, batch: RowBatch, trace: Trace = SILENT) -> ForwardResult:
         """Run one step: writes entries, rings and draft context of all its rows.
 
@@ -158,17 +158,14 @@ class Model:
         trace.record("", "final_hidden", result.hidden)
         return ForwardResult(result.hidden.index_select(0, step.output_rows))
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of final hidden rows [n, D], not rounded (float32; float64 in precision EXACT)."""
         return linear.linear(hidden, self._weights.head, out="f32", precision=self.precision)
 
-    @torch.inference_mode()
     def draft(self, anchors: Sequence[Anchor], trace: Trace = SILENT) -> DraftHead:
         """Hidden rows and base logits of one draft block per anchor. Raises NoDraftHead, StaleRingRead."""
         return self._require_drafter().draft(anchors, trace)
 
-    @torch.inference_mode()
     def markov_step(self, previous: Tensor, base_logits: Tensor, hidden: Tensor) -> MarkovStep:
         """Logits and confidence logit of one draft position, see `Drafter.markov_step`. Raises NoDraftHead."""
         return self._require_drafter().markov_step(previous, base_logits, hidden)

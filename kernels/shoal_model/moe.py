@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from shoal_kernels.ops import experts, linear, router
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.config import ModelConfig
 from shoal_model.trace import Trace
 from shoal_model.weights import MoeWeights

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from shoal_kernels.ops.sampling import RowSampling, choice_seed, coupled_argmax, logprobs, process_logits
+from torch import Tensor
 
 __all__ = ["RowSampling", "SampleRow", "Sampled", "TokenLogprobs", "accept_length", "choice_seed", "sample"]
 
@@ -37,7 +36,9 @@ class SampleRow:
         if not 0 <= self.seed < _SEED_RANGE:
             raise ValueError(f"seed must be an unsigned 64-bit number, got {self.seed}")
         if self.output_index < 0 or (self.num_logprobs is not None and self.num_logprobs < 0):
-            raise ValueError(f"output_index {self.output_index} and num_logprobs {self.num_logprobs} must not be negative")
+            raise ValueError(
+                f"output_index {self.output_index} and num_logprobs {self.num_logprobs} must not be negative"
+            )
 
 
 @dataclass(frozen=True, slots=True)

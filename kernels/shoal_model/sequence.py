@@ -93,9 +93,7 @@ class SequenceRun:
 
     def anchor(self, token_id: int) -> Anchor:
         """Where a draft after `token_id`, the newest token (not run yet), begins."""
-        return Anchor(
-            slot=self.slot, position=self.length, token_id=token_id, window_start=self.decoder_start
-        )
+        return Anchor(slot=self.slot, position=self.length, token_id=token_id, window_start=self.decoder_start)
 
 
 def blocks_for(num_tokens: int) -> int:

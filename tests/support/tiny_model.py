@@ -8,8 +8,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 from shoal_kernels.precision import SERVED, Precision
 from shoal_model.checkpoint import Checkpoint
+from shoal_model.load_weights import load_weights
 from shoal_model.model import Model
-from shoal_model.weight_loader import load_weights
 from shoal_model.weights import BackboneWeights
 from torch import Tensor
 
@@ -31,9 +31,7 @@ def tiny_weights() -> BackboneWeights:
 
 def tiny_model(precision: Precision = SERVED, *, num_blocks: int = 16, num_slots: int = 4) -> Model:
     """A model with its own empty cache over the shared weights."""
-    return Model(
-        _checkpoint().config, tiny_weights(), precision=precision, num_blocks=num_blocks, num_slots=num_slots
-    )
+    return Model(_checkpoint().config, tiny_weights(), precision=precision, num_blocks=num_blocks, num_slots=num_slots)
 
 
 @cache
