@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from shoal_kernels.ops import linear, norm_rope
 from shoal_kernels.ops.cast import cast_q4ue
 from shoal_kernels.ops.norm_rope import RopeTable
@@ -13,6 +11,8 @@ from shoal_kernels.ops.sparse_attention import sparse_attention
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
 from shoal_kernels.row_formats import window_format
+from torch import Tensor
+
 from shoal_model.config import ModelConfig
 from shoal_model.weights import AttentionWeights
 
@@ -40,7 +40,13 @@ class Attention:
     """One layer's attention, bound to its weights and its rotary table."""
 
     def __init__(
-        self, weights: AttentionWeights, config: ModelConfig, precision: Precision, rope: RopeTable, *, has_indexer: bool
+        self,
+        weights: AttentionWeights,
+        config: ModelConfig,
+        precision: Precision,
+        rope: RopeTable,
+        *,
+        has_indexer: bool,
     ) -> None:
         self._weights = weights
         self._config = config
@@ -79,14 +85,14 @@ class Attention:
             projected.q,
             window,
             window_index,
-            selection.entries if selection else None,
-            selection.block_table if selection else None,
-            selection.row_seq if selection else None,
-            selection.topk if selection else None,
-            sink=self._weights.attn_sink,
-            scale=self._scale,
-            rope=self._rope,
-            positions=positions,
+            self._weights.attn_sink,
+            self._scale,
+            positions,
+            self._rope,
+            entries=selection.entries if selection else None,
+            block_table=selection.block_table if selection else None,
+            row_seq=selection.row_seq if selection else None,
+            topk=selection.topk if selection else None,
             precision=self._precision,
         )
         low_rank = linear.linear(out.flatten(1), self._weights.wo_a, precision=self._precision)

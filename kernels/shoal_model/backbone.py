@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.block import Streams, collapse_norm, embed
 from shoal_model.config import ModelConfig
 from shoal_model.indexer import Selected
@@ -50,10 +50,23 @@ class Backbone:
         self._weights = weights
         self._config = config
         self._precision = precision
+        engram_pad_id = 0
+        if config.engram is not None and weights.compressed_ids is not None:
+            engram_pad_id = int(weights.compressed_ids[config.engram.pad_token_id])
         layers = [
-            Layer(plan, weights.layers[plan.layer], config, precision, compressed_rope if plan.ratio else plain_rope, pages, state)
+            Layer(
+                plan,
+                weights.layers[plan.layer],
+                config,
+                precision,
+                compressed_rope if plan.ratio else plain_rope,
+                pages,
+                state,
+                engram_pad_id=engram_pad_id,
+            )
             for plan in layer_map.layers
         ]
+        self.layers = tuple(layers)
         self._encoder, self._decoder = layers[: layer_map.boundary], layers[layer_map.boundary :]
 
     def run(self, step: StepPlan, trace: Trace) -> DecoderResult | None:
@@ -64,13 +77,15 @@ class Backbone:
         selected: Selected | None = None
         for layer in self._encoder:
             streams = layer.enter(streams, history, trace)
-            given = layer.attention_input(streams, step, trace)
-            streams, selected = layer.run(streams, given, step.encoder, step.block_table, selected, trace)
+            given = layer.prepare(layer.attention_input(streams), step)
+            y, selected = layer.attend(given, step.encoder, step.block_table, selected, trace)
+            streams = layer.finish(streams, y, trace)
         return self._run_decoder(streams, step, trace)
 
     def _run_decoder(self, streams: Streams, step: StepPlan, trace: Trace) -> DecoderResult | None:
         # The first decoder layer compresses the encoder's output of every row, also of rows that end here.
-        given = self._decoder[0].attention_input(streams, step, trace)
+        first = self._decoder[0]
+        given = first.prepare(first.attention_input(streams), step)
         half, rows = step.decoder, step.decoder_rows
         if half is None:
             return None
@@ -78,17 +93,21 @@ class Backbone:
             streams, given = streams.select(rows), given.select(rows)
         selected: Selected | None = None
         taps: list[Tensor] = []
-        for i, layer in enumerate(self._decoder):
+        for layer in self._decoder:
             streams = layer.enter(streams, None, trace)
             if layer.plan.is_draft_target:
                 taps.append(self._tap(streams.x))
-            if i:
-                given = layer.attention_input(streams, step, trace)
-            streams, selected = layer.run(streams, given, half, step.block_table, selected, trace)
+            if layer is not first:
+                given = layer.prepare(layer.attention_input(streams), step)
+            y, selected = layer.attend(given, half, step.block_table, selected, trace)
+            streams = layer.finish(streams, y, trace)
         trace.record("", "streams_out", streams.x)
         for i, tap in enumerate(taps):
             trace.record("", f"dspark.tap{i}", tap)
-        return DecoderResult(collapse_norm(streams, self._weights.norm, self._config, self._precision), torch.cat(taps, dim=1) if taps else None)
+        return DecoderResult(
+            collapse_norm(streams, self._weights.norm, self._config, self._precision),
+            torch.cat(taps, dim=1) if taps else None,
+        )
 
     def _tap(self, x: Tensor) -> Tensor:
         """Mean over the streams, added in their order: a fixed order, whatever the number of rows."""
@@ -96,4 +115,3 @@ class Backbone:
         for n in range(1, x.shape[1]):
             total = total + x[:, n]
         return self._precision.bf16(total / x.shape[1])
-

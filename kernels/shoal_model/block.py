@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from shoal_kernels.ops import hyper_connections
+from shoal_kernels.ops.hyper_connections import MixWeight
+from shoal_kernels.precision import Precision
 from torch import Tensor
 
-from shoal_kernels.ops import hyper_connections
-from shoal_kernels.precision import Precision
 from shoal_model.config import ModelConfig
 from shoal_model.moe import Moe
 from shoal_model.trace import Trace
-from shoal_model.weights import HyperConnectionWeights, LayerWeights
+from shoal_model.weights import LayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +59,24 @@ class Block:
         """Add the attention's output [rows, D], then run the MoE: the streams after this layer."""
         x, attn_pre = self._expand(streams.x, attention, self._weights.hc_attn, "attn", trace)
         ffn_in = self._collapse(x, attn_pre, self._weights.ffn_norm)
-        trace.record(self._scope, "ffn_in", ffn_in)
-        y = self._moe(ffn_in, trace)
-        trace.record(self._scope, "ffn_out", y)
+        y = self.feed_forward(ffn_in, trace)
         return Streams(*self._expand(x, y, self._weights.hc_ffn, "ffn", trace))
+
+    def feed_forward(self, x: Tensor, trace: Trace) -> Tensor:
+        """The MoE alone, on normalised rows [rows, D]."""
+        trace.record(self._scope, "ffn_in", x)
+        y = self._moe(x, trace)
+        trace.record(self._scope, "ffn_out", y)
+        return y
 
     def _collapse(self, x: Tensor, pre: Tensor, norm: Tensor) -> Tensor:
         return hyper_connections.collapse_norm(x, pre, norm, self._config.rms_norm_eps, precision=self._precision)
 
-    def _expand(
-        self, x: Tensor, y: Tensor, weights: HyperConnectionWeights, name: str, trace: Trace
-    ) -> tuple[Tensor, Tensor]:
+    def _expand(self, x: Tensor, y: Tensor, weight: MixWeight, name: str, trace: Trace) -> tuple[Tensor, Tensor]:
         pre, post, comb = hyper_connections.mix(
             x,
-            weights.fn,
-            weights.scale,
-            weights.base,
-            iters=self._config.hc_sinkhorn_iters,
+            weight,
+            iterations=self._config.hc_sinkhorn_iters,
             eps=self._config.hc_eps,
             rms_eps=self._config.rms_norm_eps,
             precision=self._precision,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from shoal_kernels.ops import compressor, linear, norm_rope
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.config import ModelConfig
 from shoal_model.rings import Ring, RingWrite
 from shoal_model.rows import EntryWrite
-from shoal_model.trace import Trace
 from shoal_model.weights import AttentionWeights
 
 
@@ -28,10 +27,9 @@ class Compressor:
         ratio: int,
         main: PagedRows,
         index: PagedRows,
-        scope: str,
     ) -> None:
         if weights.index_key is None or weights.compressor_norm is None:
-            raise ValueError(f"{scope} owns compressed KV but has no compressor weights")
+            raise ValueError("a layer that owns compressed KV needs compressor and index key weights")
         self._key = weights.index_key
         self._norm = weights.compressor_norm
         self._config = config
@@ -40,11 +38,8 @@ class Compressor:
         self._ratio = ratio
         self._main = main
         self._index = index
-        self._scope = scope
 
-    def store(
-        self, raw: Tensor, write: EntryWrite, pairs: Ring, pair_layer: int, pair_write: RingWrite, trace: Trace
-    ) -> None:
+    def store(self, raw: Tensor, write: EntryWrite, pairs: Ring, pair_layer: int, pair_write: RingWrite) -> None:
         """Pool and store the groups that close.
 
         raw   [rows, 2 * head_dim] score | value of every row (ratio 2), or [rows, head_dim] the value (ratio 1)
@@ -62,8 +57,6 @@ class Compressor:
         )
         key = norm_rope.rope(key, write.positions, self._rope, precision=precision)
         self._index.write(write.blocks, write.entries, key)
-        trace.record(self._scope, "main_kv", main)
-        trace.record(self._scope, "index_k", key)
 
     def _pool(self, raw: Tensor, write: EntryWrite, pairs: Ring, pair_layer: int, pair_write: RingWrite) -> Tensor:
         if self._ratio == 1:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from shoal_kernels.ops import indexer
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.config import ModelConfig
 from shoal_model.layer_map import AttentionMode, LayerPlan
 from shoal_model.rows import HalfPlan
@@ -34,13 +34,20 @@ class Indexer:
         self._scope = scope
 
     def select(
-        self, index_q: Tensor, weights: Tensor, half: HalfPlan, block_table: Tensor, before: Selected | None, trace: Trace
+        self,
+        index_q: Tensor,
+        weights: Tensor,
+        half: HalfPlan,
+        block_table: Tensor,
+        before: Selected | None,
+        trace: Trace,
     ) -> Selected:
         """The new selection for rows with index queries [rows, heads, dim] and head weights [rows, heads]."""
         c = self._config
         where = (self._keys, block_table, half.row_seq, half.num_visible[self._plan.ratio])
         trace.record(self._scope, "index_q", index_q)
         trace.record(self._scope, "index_weights", weights)
+        candidates: Tensor | None
         if self._plan.is_candidate_source:
             topk, candidates = indexer.select_with_candidates(
                 index_q,

@@ -15,8 +15,10 @@ def read_object(path: Path) -> Mapping[str, object]:
     """The JSON object in `path`. Raises CheckpointError: no such file, no JSON, no object, or a key given twice."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(path, f"cannot be read: {error}") from error
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(path, f"is not JSON: {error}") from error
     return parse_object(text, path)
 
 

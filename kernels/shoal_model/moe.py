@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from shoal_kernels.ops import experts, linear, router
 from shoal_kernels.precision import Precision
+from torch import Tensor
+
 from shoal_model.config import ModelConfig
 from shoal_model.trace import Trace
 from shoal_model.weights import MoeWeights
@@ -28,9 +28,7 @@ class Moe:
         """Routed and shared outputs of normalised rows [rows, D], rounded once: [rows, D]."""
         w = self._weights
         logits = linear.linear(x, w.gate, out="f32", precision=self._precision)
-        ids, weights = router.router(logits, w.bias, self._top, self._scale, precision=self._precision)
+        ids, weights = router.route(logits, w.bias, self._top, self._scale, precision=self._precision)
         trace.record(self._scope, "ffn.expert_ids", ids)
         trace.record(self._scope, "ffn.expert_weights", weights)
-        return experts.moe(
-            x, ids, weights, w.experts, w.shared_w1_w3, w.shared_w2, limit=self._limit, precision=self._precision
-        )
+        return experts.moe(x, ids, weights, w.experts, w.shared, self._limit, precision=self._precision)

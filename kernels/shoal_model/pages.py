@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from shoal_kernels.paged_rows import PagedRows
+from shoal_kernels.row_formats import RowFormat
 from torch import Tensor
 
-from shoal_kernels.row_formats import RowFormat
-from shoal_kernels.paged_rows import PagedRows
 from shoal_model.kv_layout import BLOCK_TOKENS, KvLayout, KvSection
 
 
@@ -17,7 +17,13 @@ class PagedCache:
     """
 
     def __init__(
-        self, layout: KvLayout, main: RowFormat, index: RowFormat, *, num_blocks: int, device: torch.device | str = "cpu"
+        self,
+        layout: KvLayout,
+        main: RowFormat,
+        index: RowFormat,
+        *,
+        num_blocks: int,
+        device: torch.device | str = "cpu",
     ) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks must be at least 2 (block 0 is reserved), got {num_blocks}")
@@ -56,7 +62,9 @@ class PagedCache:
     def write_entries(self, block_id: int, num_tokens: int, data: bytes | memoryview) -> None:
         """Inverse of `read_entries`. Raises ValueError for a wrong length, then writes nothing."""
         _expect(len(data), self.layout.entries_bytes(num_tokens), f"entries of {num_tokens} tokens")
-        payload = torch.frombuffer(bytearray(data), dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+        if not len(data):
+            return
+        payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         units = payload.view(self._storage.dtype)
         offset = 0
         for rows, count in self._parts(num_tokens):

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
 Ints = NDArray[np.int64]
 
 _EMPTY = np.int64(-1)

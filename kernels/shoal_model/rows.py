@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal_model.kv_layout import BLOCK_TOKENS
 from shoal_model.rings import Ints, Ring, RingWrite
 from shoal_model.state import StateSlots
+
+Table = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +99,8 @@ def plan_step(batch: RowBatch, state: StateSlots, *, window: int, ratios: Sequen
     rows = _Rows(segments)
     encoder_start = rows.spread([s.encoder_start for s in segments])
     windows = state.encoder.plan_window(rows.slots, rows.positions, rows.first, encoder_start, rows.numbers, window)
-    entries = {r: _plan_entries(rows, state.pairs, segments, r) for r in ratios}
+    table = _block_table(segments)
+    entries = {r: _plan_entries(rows, state.pairs, segments, table, r) for r in ratios}
     decoder, chosen = _plan_decoder(rows, segments, state, window, ratios)
     outputs = _output_rows(rows, segments, chosen)
     encoder = HalfPlan(
@@ -108,7 +112,7 @@ def plan_step(batch: RowBatch, state: StateSlots, *, window: int, ratios: Sequen
     )
     return StepPlan(
         history=torch.from_numpy(_history(segments)),
-        block_table=torch.from_numpy(_block_table(segments)),
+        block_table=torch.from_numpy(table),
         encoder=encoder,
         entries=entries,
         pair_write=state.pairs.plan_write(rows.slots, rows.positions, rows.last, rows.numbers),
@@ -137,11 +141,10 @@ class _Rows:
         return np.repeat(np.asarray(per_segment, dtype=np.int64), self.lengths)
 
 
-def _plan_entries(rows: _Rows, pairs: Ring, segments: Sequence[Segment], ratio: int) -> EntryWrite:
+def _plan_entries(rows: _Rows, pairs: Ring, segments: Sequence[Segment], table: Table, ratio: int) -> EntryWrite:
     entry_start = rows.spread([s.entry_start for s in segments])
     closing = np.flatnonzero(((rows.positions + 1) % ratio == 0) & (rows.positions >= entry_start))
     positions = rows.positions[closing] - (ratio - 1)  # of each group's first token
-    table = _block_table(segments)
     blocks = table[rows.sequence[closing], positions // BLOCK_TOKENS].astype(np.int64)
     if ratio == 1:
         members = closing[None]
@@ -151,7 +154,8 @@ def _plan_entries(rows: _Rows, pairs: Ring, segments: Sequence[Segment], ratio: 
         older = wanted < first
         places = pairs.tags.places(rows.slots[closing][None], wanted)
         pairs.tags.check(places[older], wanted[older])
-        members = np.where(older, places, pairs.scratch_start + rows.numbers[closing][None] - (ratio - 1) + np.arange(ratio)[:, None])
+        scratch = pairs.scratch_start + rows.numbers[closing][None] - (ratio - 1) + np.arange(ratio)[:, None]
+        members = np.where(older, places, scratch)
     return EntryWrite(
         members=torch.from_numpy(members),
         blocks=torch.from_numpy(blocks),
@@ -185,7 +189,9 @@ def _plan_decoder(
 
 
 def _output_rows(rows: _Rows, segments: Sequence[Segment], chosen: Ints | None) -> Ints:
-    wanted = np.concatenate([offset + np.asarray(s.outputs, dtype=np.int64) for offset, s in zip(rows.offsets, segments, strict=True)])
+    wanted = np.concatenate(
+        [offset + np.asarray(s.outputs, dtype=np.int64) for offset, s in zip(rows.offsets, segments, strict=True)]
+    )
     if chosen is None:
         return wanted
     return np.searchsorted(chosen, wanted)
@@ -200,7 +206,7 @@ def _history(segments: Sequence[Segment]) -> Ints:
     return np.concatenate(parts)
 
 
-def _block_table(segments: Sequence[Segment]) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+def _block_table(segments: Sequence[Segment]) -> Table:
     table = np.zeros((len(segments), max(len(s.block_table) for s in segments)), dtype=np.int32)
     for i, segment in enumerate(segments):
         table[i, : len(segment.block_table)] = segment.block_table

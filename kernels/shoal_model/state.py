@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from shoal_kernels.row_formats import RowFormat
 from torch import Tensor
 
-from shoal_kernels.row_formats import RowFormat
 from shoal_model.rings import Ring
 
 
@@ -82,15 +82,17 @@ class StateSlots:
                 f"of {records.dtype}"
             )
         values = self._format.decode(records)
-        for ring, part in zip(rings, values.split([len(ring.layers) for ring in rings]), strict=True):
-            ring.write(slot, low, part)
+        first = 0
+        for ring in rings:
+            ring.write(slot, low, values[first : first + len(ring.layers)])
+            first += len(ring.layers)
 
     def has_window(self, slot: int, layers: range, low: int, high: int) -> bool:
         """True where `read_window` of the same range would succeed."""
         return all(ring.tags.holds(slot, low, high) for ring in self._groups_of(layers))
 
     def read_open_pair(self, slot: int, position: int) -> Tensor:
-        """Raw [score, value] of the open ratio-2 pair whose first token is at `position`: [pair layers, 2, head_dim]."""
+        """Raw score and value of the open pair whose first token is at `position`: [pair layers, 2, head_dim]."""
         if position % 2:
             raise ValueError(f"a pair opens at an even position, not at {position}")
         return self.pairs.read(slot, position, position + 1)[:, 0]

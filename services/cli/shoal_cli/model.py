@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from shoal_model.inspect import Amount, CheckpointReport, LayerReport
 
-Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+# argparse names no public type for it, and this one cannot be subscripted at run time.
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 USAGE_ERROR = 2
 

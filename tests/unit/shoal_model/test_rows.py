@@ -134,7 +134,9 @@ def test_a_step_without_decoder_rows_has_no_decoder_plan() -> None:
 
 
 def test_a_warm_replay_hides_older_window_keys_and_stores_no_older_entries() -> None:
-    encoder, _, step = run(make_state(), segment(0, 130, 20, encoder_start=130, entry_start=140, decoder_window_start=130))
+    encoder, _, step = run(
+        make_state(), segment(0, 130, 20, encoder_start=130, entry_start=140, decoder_window_start=130)
+    )
     assert encoder == [window_of(0, p, lowest=130) for p in range(130, 150)]
     assert step.entries[1].positions.tolist() == list(range(140, 150))
     assert step.entries[2].positions.tolist() == [140, 142, 144, 146, 148]
