@@ -83,6 +83,7 @@ class Announcer:
         loads = LoadReporter(bus, mesh=self._mesh, role=self._presence.role, instance_id=self._presence.instance_id)
 
         async def announce_again() -> None:
+            bucket.doubt()
             wake.set()
 
         bus.on_connect(announce_again)
