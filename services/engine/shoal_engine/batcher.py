@@ -31,9 +31,9 @@ class StepBudget:
     min_chunk   rows left to chunks however many decode rows there are, so that prompts never starve
     """
 
-    rows: int
-    chunk: int
-    min_chunk: int
+    rows: int = 512
+    chunk: int = 256
+    min_chunk: int = 64
 
     def __post_init__(self) -> None:
         if min(self.rows, self.chunk, self.min_chunk) < 1:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic
 
 from shoal_common.errors import AlreadyExists, Draining, Internal, MeshError, Moved, Superseded
@@ -46,13 +46,13 @@ class EngineConfig:
 
     replay_length: int
     max_context: int | None = None
-    budget: StepBudget = StepBudget(rows=512, chunk=256, min_chunk=64)
+    budget: StepBudget = field(default_factory=StepBudget)
 
 
 class EngineCore(Generic[Hidden]):
     """Requests of one model instance and the steps that serve them.
 
-    Invariant: what the pools do not have free belongs to a request in `_requests`; a request that leaves it holds nothing.
+    Invariant: what is not free in the pools belongs to a request in `_requests`; one that leaves holds nothing.
     """
 
     def __init__(
@@ -172,8 +172,9 @@ class EngineCore(Generic[Hidden]):
         self._start_prompt(state)
 
     def finish(self, request_id: str, choice: int, end_index: int) -> bool:
-        """End a choice normally after `end_index` output tokens; later ones are dropped. False: it had ended, or has less.
+        """End a choice normally after `end_index` output tokens; later ones are dropped.
 
+        returns  False when it had ended already, or has fewer tokens
         raises   UnknownRequest
         """
         state = self._known(request_id)
@@ -237,7 +238,7 @@ class EngineCore(Generic[Hidden]):
         try:
             self._run(decodes, chunks, handed_over)
         except Exception:
-            involved = [rows.state for rows in (*decodes, *chunks, *handed_over)]
+            involved = [r.state for r in decodes] + [r.state for r in chunks] + [r.state for r in handed_over]
             logger.exception("step failed", extra={"step": self._step_count, "requests": len(involved)})
             for state in involved:
                 self._fail(state, Internal("a step of this request failed"))
@@ -281,7 +282,7 @@ class EngineCore(Generic[Hidden]):
         self._stepper.draft(going_on, self._planner.max_width)
 
     def _advance(self, chunks: list[ChunkRows], hidden: Hidden, first_row: int) -> list[FirstRow[Hidden]]:
-        starts = []
+        starts: list[FirstRow[Hidden]] = []
         for rows in chunks:
             state, sequence, old = rows.state, rows.sequence, rows.sequence.frontier
             is_prompt, completes = rows.is_prompt, rows.completes_prompt

@@ -1,4 +1,4 @@
-"""Logical rows in and out of a request: prefix hits, a prompt prefilled elsewhere, and the rows of one prefilled here."""
+"""Logical rows in and out of a request: prefix hits, prompts prefilled elsewhere, and rows of those prefilled here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ WINDOWS = (RowKind.ENCODER_WINDOW, RowKind.DECODER_WINDOW, RowKind.DRAFT_WINDOW)
 def lead_of(state: RequestState) -> tuple[Sequence, int]:
     """The sequence in which the prompt of a holding request runs, and its slot."""
     lead = state.lead
-    assert lead is not None and lead.slot is not None, "only called while the request holds a slot"
+    assert lead is not None, "only called while a prompt is being loaded or run"
+    assert lead.slot is not None, "the lead keeps its slot while the prompt needs it"
     return lead, lead.slot
 
 

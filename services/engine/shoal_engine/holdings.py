@@ -40,7 +40,7 @@ class Holdings:
         return shared + sum(own) <= self.blocks.free_count and len(own) <= self.slots.free_count
 
     def grow(self, state: RequestState, sequence: Sequence, positions: int) -> bool:
-        """Cover `positions` positions, with blocks ahead where there are some. False: too few are free, nothing taken."""
+        """Cover `positions` positions, with blocks ahead where some are free. False: too few are; nothing is taken."""
         missing = blocks_for(positions) - len(sequence.blocks)
         if missing <= 0:
             return True

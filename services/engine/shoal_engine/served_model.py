@@ -208,7 +208,7 @@ def _sampling(context: TokenContext, vocab: int, *, is_filtered: bool = True) ->
 def _position_logprobs(
     logits: Tensor, tokens: Sequence[int], contexts: Sequence[TokenContext]
 ) -> dict[int, PositionLogprobs]:
-    """Log-probabilities of the rows that ask for them, from the processed distribution before top-k, top-p and min-p."""
+    """Log-probabilities where they are asked for: of the processed distribution before top-k, top-p and min-p."""
     asked = [i for i, context in enumerate(contexts) if context.spec.top_logprobs is not None]
     if not asked:
         return {}

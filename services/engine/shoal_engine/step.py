@@ -1,7 +1,7 @@
 """One step: rows of many requests go in, their tokens come out, drafts for the next step are made.
 
-Plain decode is verify with zero drafts; a first token is sampled from the prompt's final hidden row; emitted tokens that
-are rerun are prompt chunks with decode visibility. All of them are segments of one forward.
+Plain decode is verify with zero drafts; a first token is sampled from the prompt's final hidden row; emitted tokens
+that are rerun are chunks with decode visibility. All of them are segments of one forward.
 """
 
 from __future__ import annotations
