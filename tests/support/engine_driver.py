@@ -123,7 +123,12 @@ class Driver:
 
 
 def request(
-    prompt: Sequence[int], *, name: str = "r", seed: int = 7, choices: Sequence[ChoiceStart] = (ChoiceStart(),), **more: Any
+    prompt: Sequence[int],
+    *,
+    name: str = "r",
+    seed: int = 7,
+    choices: Sequence[ChoiceStart] = (ChoiceStart(),),
+    **more: Any,
 ) -> GenerationRequest:
     """A request; keywords of `SamplingSpec` go there, the others to the request."""
     spec = {key: more.pop(key) for key in list(more) if key in SamplingSpec.__dataclass_fields__}

@@ -1,8 +1,8 @@
 """A zero-time `StepModel` whose tokens are a pure function of the prefix, read back from what the engine stored.
 
-Every row's token is written to its block and rings; every hidden row is a hash of the tokens found there. An engine that
-shares, copies, frees or addresses blocks or slots wrongly therefore gives other tokens than `toy_output`, or trips an
-assertion of the rings.
+Every row's token is written to its block and rings; every hidden row is a hash of the tokens found there. An engine
+that shares, copies, frees or addresses blocks or slots wrongly therefore gives other tokens than `toy_output`, or trips
+an assertion of the rings.
 """
 
 from __future__ import annotations
@@ -230,7 +230,8 @@ class ToyModel:
 
     def read_open_pair(self, slot: int, position: int) -> bytes:
         held, token = self._pairs[slot]
-        assert held == position and position % 2 == 0
+        assert held == position
+        assert position % 2 == 0
         return np.array([position, token], dtype=np.float32).tobytes()
 
     def write_open_pair(self, slot: int, position: int, data: bytes | memoryview) -> None:
