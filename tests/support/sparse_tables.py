@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal_model.config import ModelConfig
 from shoal_model.engram_tables import search_primes
 from shoal_model.inventory import Part, build_inventory
-from support.checkpoints import FIRST_SHARD, SECOND_SHARD, Json, edit_index, edit_json, read_shard, write_shard
+from support.checkpoints import FIRST_SHARD, SECOND_SHARD, Json, edit_index, edit_json, remove_tensors
 
 SPARSE_SHARD = "model-00003-of-00003.safetensors"
 
@@ -21,7 +21,7 @@ def write_sparse_tables(directory: Path, *, vocab_size: int) -> None:
     tables = [spec for spec in specs if spec.part is Part.ENGRAM_TABLE]
     names = {spec.name for spec in tables}
     for shard in (FIRST_SHARD, SECOND_SHARD):
-        _remove(directory / shard, names)
+        remove_tensors(directory / shard, names)
     header: Json = {}
     end = 0
     for spec in tables:
@@ -46,17 +46,3 @@ def _grow(text: Json, vocab_size: int, directory: Path) -> None:
     ).engram
     assert engram is not None
     text["engram_num_embeddings"] = [int(primes.sum()) for primes in search_primes(engram)]
-
-
-def _remove(path: Path, names: set[str]) -> None:
-    """Rewrite a shard without some of its tensors."""
-    header, data = read_shard(path)
-    kept, kept_data, end = {}, [], 0
-    for name, entry in header.items():
-        if name == "__metadata__" or name in names:
-            continue
-        begin, stop = entry["data_offsets"]
-        kept[name] = {**entry, "data_offsets": [end, end + stop - begin]}
-        kept_data.append(data[begin:stop])
-        end += stop - begin
-    write_shard(path, kept, b"".join(kept_data))

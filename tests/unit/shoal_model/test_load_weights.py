@@ -12,13 +12,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from shoal_kernels.ops.engram import hash_rows
-from shoal_model.checkpoint import Checkpoint
+from shoal_model.checkpoint import INDEX_NAME, Checkpoint
 from shoal_model.errors import CheckpointError
 from shoal_model.inventory import Part
 from shoal_model.load_weights import load_weights
 from shoal_model.tensor_reader import TensorReader
 from shoal_model.weights import BackboneWeights
-from support.checkpoints import DATA, FIRST_SHARD, SECOND_SHARD, TINY, copy_tiny
+from support.checkpoints import DATA, FIRST_SHARD, SECOND_SHARD, TINY, Json, copy_tiny, edit_json, remove_tensors
 from support.sparse_tables import write_sparse_tables
 from torch import Tensor
 
@@ -143,6 +143,42 @@ def test_golden_engram_rows_follow_from_token_ids(layer: int) -> None:
     lookback = padded.unfold(0, 4, 1).flip(1)
     is_image = torch.zeros(lookback.shape, dtype=torch.bool)
     assert torch.equal(hash_rows(lookback, is_image, engram.multipliers, engram.primes, engram.offsets, pad), want)
+
+
+def drop(directory: Path, prefixes: tuple[str, ...]) -> None:
+    """Remove all tensors whose names start with one of `prefixes`."""
+    names = {name for name in stored() if name.startswith(prefixes)}
+    for shard in (FIRST_SHARD, SECOND_SHARD):
+        remove_tensors(directory / shard, names)
+    edit_json(
+        directory / INDEX_NAME,
+        lambda index: index.update(weight_map={n: s for n, s in index["weight_map"].items() if n not in names}),
+    )
+    edit_json(directory / INDEX_NAME, lambda index: index.pop("metadata"))
+
+
+def test_a_text_only_checkpoint_loads(tmp_path: Path) -> None:
+    directory = copy_tiny(tmp_path)
+    drop(directory, ("vision.", "aligner.", "image_"))
+    edit_json(directory / "config.json", lambda config: config.pop("vision_config"))
+    assert torch.equal(load_weights(Checkpoint.open(directory)).embed, loaded().embed)
+
+
+def test_a_checkpoint_without_engram_and_draft_head_loads(tmp_path: Path) -> None:
+    directory = copy_tiny(tmp_path)
+    drop(directory, ("mtp.", "layers.1.engram.", "layers.4.engram."))
+
+    def reduce(config: Json) -> None:
+        text = config["text_config"]
+        text["compress_ratios"] = text["compress_ratios"][:10]
+        for name in [n for n in text if n.startswith(("dspark_", "engram_", "num_nextn_"))]:
+            del text[name]
+
+    edit_json(directory / "config.json", reduce)
+    weights = load_weights(Checkpoint.open(directory))
+    assert weights.draft is None
+    assert weights.compressed_ids is None
+    assert not any(layer.engram for layer in weights.layers)
 
 
 def test_image_tensors_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
