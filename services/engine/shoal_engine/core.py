@@ -11,7 +11,7 @@ from typing import Generic
 
 from shoal_common.errors import AlreadyExists, Draining, Internal, MeshError, Moved, Superseded
 
-from shoal_engine import admission
+from shoal_engine.admission import Growth, choose_victim
 from shoal_engine.batcher import ChunkWork, StepBudget, plan_chunks
 from shoal_engine.block_pool import BLOCK_TOKENS
 from shoal_engine.errors import BadRows, OutOfBlocks, UnknownRequest, WrongPhase
@@ -42,11 +42,13 @@ class EngineConfig:
     replay_length   K; at least W + B of the model
     max_context     positions of prompt + output; None takes the model's
     budget          rows of a step
+    growth          how many blocks are held ahead
     """
 
     replay_length: int
     max_context: int | None = None
     budget: StepBudget = field(default_factory=StepBudget)
+    growth: Growth = field(default_factory=Growth)
 
 
 class EngineCore(Generic[Hidden]):
@@ -75,7 +77,7 @@ class EngineCore(Generic[Hidden]):
         self._sink = sink
         self._planner = planner
         self._clock = clock
-        self._holdings = Holdings(shape.block_count, shape.slot_count)
+        self._holdings = Holdings(shape.block_count, shape.slot_count, config.growth)
         self._importer = Importer(model, config.replay_length)
         self._exporter = Exporter(model, config.replay_length)
         self._write_back = WriteBack(self._exporter, sink)
@@ -484,7 +486,7 @@ class EngineCore(Generic[Hidden]):
     def _cover(self, state: RequestState, sequence: Sequence, positions: int) -> bool:
         """Make a choice's blocks cover `positions`, at the cost of younger requests. False: it gave up its own."""
         while not self._holdings.grow(state, sequence, positions):
-            victim = admission.choose_victim(self._holders())
+            victim = choose_victim(self._holders())
             self._preempt(victim)
             if victim is state:
                 return False
