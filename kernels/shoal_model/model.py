@@ -57,6 +57,8 @@ class Model:
         num_blocks: int,
         num_slots: int,
     ) -> None:
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"device {device} is not supported: steps are planned for host memory")
         self.config = config
         self.precision = precision
         self.layer_map = build_layer_map(config)

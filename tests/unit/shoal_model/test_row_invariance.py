@@ -1,4 +1,4 @@
-"""A row's bits depend on that row's own inputs only: not on chunks, batch mates, row order, drafts or where KV came from.
+"""A row's bits depend on its own inputs only: not on chunks, batch mates, row order, drafts or where KV came from.
 
 All on the golden tiny model in precision SERVED, bit for bit.
 """
@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 import torch
+from shoal_kernels import registry
 from shoal_model.model import Model
 from shoal_model.propose import propose
 from shoal_model.rows import RowBatch, Segment
@@ -240,3 +241,16 @@ def test_an_empty_draft_window_changes_drafts_but_no_target_row() -> None:
     forgotten = type(anchor)(slot=0, position=40, token_id=9, window_start=40)
     assert not torch.equal(model.draft([anchor]).base_logits, model.draft([forgotten]).base_logits)
     assert torch.equal(run.run([text(41)[40]], (0,)), whole(41)[40:])
+
+
+def test_compiled_and_reference_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    references = {op: entries[-1:] for op, entries in registry.IMPLEMENTATIONS.items()}
+    assert all(entry.backend == "reference" for entries in references.values() for entry in entries)
+    expected = whole(40)
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", references)
+    monkeypatch.setattr(registry, "_chosen", {})
+    run = start(tiny_model(), 0)
+    assert torch.equal(run_all(run, text(40), 40), expected)
+    drafted = run.model.draft([run.anchor(9)]).base_logits
+    monkeypatch.undo()
+    assert torch.equal(run.model.draft([run.anchor(9)]).base_logits, drafted)
