@@ -141,6 +141,11 @@ class Model:
         return max(DEFAULT_BACKTRACK, self.draft_size + 1)
 
     @property
+    def default_replay_length(self) -> int:
+        """K: rows of a prompt's end that run the decoder half, unless a deployment says otherwise (140 as released)."""
+        return self.config.sliding_window + 2 * self.backtrack
+
+    @property
     def draft_size(self) -> int:
         """Draft positions per round, 0 without a draft head."""
         return self.config.dspark.block_size if self.config.dspark else 0
