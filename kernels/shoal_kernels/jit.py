@@ -1,7 +1,7 @@
 """Compilation of the CPU kernels with numba: one signature each, cached on disk, no fused or reordered arithmetic.
 
-The cache lives in a folder named after a digest of every source file of this package, so a change in a shared helper
-never leaves a stale kernel behind, and in the user's cache folder where the package folder is read-only.
+The cache lives in a folder named after a digest of the shared sources, so a change in a helper never leaves a stale
+kernel behind, and in the user's cache folder where the package folder is read-only.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _intrinsic: Any = intrinsic
 _config: Any = numba.config
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "numpy"}
+_CONSTANTS = ("arith.py", "formats.py", "jit.py", "noise.py", "row_formats.py")
 _KEPT_CACHES = 4
 
 
@@ -58,7 +59,9 @@ def cache_folder() -> Path:
     package = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} {version('llvmlite')}".encode())
     for source in sorted(package.rglob("*.py")):
-        digest.update(source.read_bytes())
+        # numba itself notices a change in the file that defines a kernel, not in the files whose helpers it uses.
+        if source.name.endswith("_nb.py") or source.name in _CONSTANTS:
+            digest.update(source.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
     user = Path.home() / ".cache" / "shoal"
     private = Path(tempfile.gettempdir()) / f"shoal-kernels-{os.getuid()}"

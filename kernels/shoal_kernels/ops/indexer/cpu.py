@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal_kernels.arith_nb import INF, ZERO, bf16
-from shoal_kernels.gemm_nb import gemm
+from shoal_kernels.gemm_nb import gemm, transpose
 from shoal_kernels.jit import bits_of, inline, kernel
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
@@ -44,9 +44,8 @@ def _load_keys(storage: Any, layout: Any, blocks: Any, ids: Any, scratch: Any, o
         else:
             data = offset + slot * (data_units + scale_units)
             scale = data + data_units
-        decode_index(block[data : data + data_units], block[scale : scale + scale_units], scratch)
-        for d in range(scratch.shape[0]):
-            out[d, i] = scratch[d]
+        decode_index(block[data : data + data_units], block[scale : scale + scale_units], scratch[i])
+    transpose(scratch[: ids.shape[0]], out)
 
 
 @inline
@@ -67,7 +66,7 @@ def _keys_of_all(
 ) -> None:
     """Sort keys of every visible entry; consecutive rows of one sequence share the decoded keys."""
     rows, heads, dim = query.shape
-    scratch = np.empty(dim, np.float32)
+    scratch = np.empty((_CHUNK, dim), np.float32)
     total = np.empty(_CHUNK, np.float32)
     first = 0
     while first < rows:
@@ -111,7 +110,7 @@ def _keys_of_candidates(
 ) -> None:
     """Sort keys of the visible entries of each row's candidate blocks; every other entry gets 0."""
     rows, heads, dim = query.shape
-    scratch = np.empty(dim, np.float32)
+    scratch = np.empty((_CHUNK, dim), np.float32)
     total = np.empty(_CHUNK, np.float32)
     ids = np.empty(candidates.shape[1] * block_size, np.int64)
     for r in range(rows):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal_kernels.arith_nb import bf16, exp, power_of_two, tree_sum
-from shoal_kernels.gemm_nb import gemm
+from shoal_kernels.gemm_nb import gemm, transpose
 from shoal_kernels.jit import kernel
 from shoal_kernels.norm_rope_nb import rotate
 from shoal_kernels.paged_rows import PagedRows
@@ -65,9 +65,7 @@ def _attend(
                 scales = data + data_units
             decode_main(block[data : data + data_units], block[scales : scales + scale_units], values[near + i])
         keys = np.empty((dim, count), np.float32)
-        for i in range(count):
-            for d in range(dim):
-                keys[d, i] = values[i, d]
+        transpose(values, keys)
         scores = np.empty((heads, count), np.float32)
         gemm(query[r], keys, scores)
         gain = np.empty(heads, np.float32)
