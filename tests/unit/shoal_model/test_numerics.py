@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from shoal_kernels.precision import KV
+from shoal_kernels.precision import EXACT, KV
 from shoal_model.checkpoint import Checkpoint
 from shoal_model.numerics import describe_numerics
 from shoal_model.revision import WeightsRevision, weights_revision
@@ -36,7 +36,10 @@ def test_other_weights_or_another_precision_are_another_cache() -> None:
     other = describe_numerics(tiny_model(), replace(revision(), weights="other"), replay_length=REPLAY)
     kv = describe_numerics(tiny_model(KV), revision(), replay_length=REPLAY)
     assert len({known.kv_id, other.kv_id, kv.kv_id}) == 3
-    assert not kv.is_invariant
+
+
+def test_float64_promises_no_bits() -> None:
+    assert not describe_numerics(tiny_model(EXACT), revision(), replay_length=REPLAY).is_invariant
 
 
 def test_another_draft_head_changes_neither() -> None:

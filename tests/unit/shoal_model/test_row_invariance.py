@@ -12,9 +12,7 @@ import pytest
 import torch
 from shoal_kernels import registry
 from shoal_model.model import Model
-from shoal_model.propose import propose
 from shoal_model.rows import RowBatch, Segment
-from shoal_model.sampler import accept_length
 from shoal_model.sequence import SequenceRun
 from support.tiny_model import REPLAY, WINDOW, text, tiny_model
 from torch import Tensor
@@ -114,27 +112,6 @@ def prefilled(model: Model, slot: int, length: int) -> tuple[SequenceRun, int]:
     run = start(model, slot, replay_of=length)
     hidden = run.run_chunks(text(length), 64)
     return run, int(model.logits(hidden)[0].argmax())
-
-
-@pytest.mark.parametrize("drafter", ["own", "random", "nearly right"])
-def test_greedy_speculative_decoding_equals_greedy_whatever_the_drafts(drafter: str) -> None:
-    count, length, random = 30, 120, Random(2)
-    model = tiny_model()
-    expected = greedy_tokens(model, *prefilled(model, 0, length), count)
-    run, first = prefilled(model, 1, length)
-    emitted = [first]
-    while len(emitted) < count:
-        anchor = run.anchor(emitted[-1])
-        own = propose(model, [anchor], lambda _, logits, __: logits.argmax(1)).token_ids[0].tolist()
-        right = expected[len(emitted) : len(emitted) + random.randint(0, 5)]
-        noise = [random.randrange(512) for _ in range(5)]
-        drafts = {"own": own, "random": noise, "nearly right": (right + noise)[:5]}[drafter]
-        base = run.length
-        sampled = model.logits(run.run([emitted[-1], *drafts], range(6))).argmax(1).tolist()
-        accepted = accept_length(drafts, sampled)
-        run.rewind(base + 1 + accepted)
-        emitted += [*drafts[:accepted], sampled[accepted]]
-    assert emitted[:count] == expected
 
 
 def test_verify_rows_give_the_bits_of_plain_rows_after_rejections() -> None:
