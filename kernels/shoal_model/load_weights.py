@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from shoal_kernels.ops.engram import EngramTable, gate_weight
 from shoal_kernels.ops.experts import ExpertWeights
+from shoal_kernels.ops.hyper_connections import MixWeight
 from shoal_kernels.ops.linear import LinearWeight
 from torch import Tensor
 
@@ -20,7 +21,6 @@ from shoal_model.weights import (
     BackboneWeights,
     DraftWeights,
     EngramLayerWeights,
-    HyperConnectionWeights,
     IndexKeyWeights,
     LayerWeights,
     MoeWeights,
@@ -102,9 +102,9 @@ class _Loader:
             engram=None if engram_hash is None else self._engram(f"{prefix}engram.", engram_hash),
         )
 
-    def _hyper_connections(self, prefix: str) -> HyperConnectionWeights:
-        return HyperConnectionWeights(
-            fn=self.vector(f"{prefix}fn"), scale=self.vector(f"{prefix}scale"), base=self.vector(f"{prefix}base")
+    def _hyper_connections(self, prefix: str) -> MixWeight:
+        return MixWeight.prepare(
+            self.vector(f"{prefix}fn"), self.vector(f"{prefix}scale"), self.vector(f"{prefix}base")
         )
 
     def _attention(self, prefix: str, plan: LayerPlan | None) -> AttentionWeights:

@@ -13,20 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shoal_kernels.ops.engram import EngramTable
     from shoal_kernels.ops.experts import ExpertWeights
+    from shoal_kernels.ops.hyper_connections import MixWeight
     from shoal_kernels.ops.linear import LinearWeight
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HyperConnectionWeights:
-    """`hc_{attn,ffn}_*` of one sub-layer, N streams of width D; all float32."""
-
-    fn: Tensor
-    """[N(N+2), N*D], columns stream-major, RMS weight folded in."""
-    scale: Tensor
-    """[3]: pre, post, comb."""
-    base: Tensor
-    """[N(N+2)]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +97,8 @@ class LayerWeights:
     """[D]."""
     ffn_norm: Tensor
     """[D]."""
-    hc_attn: HyperConnectionWeights
-    hc_ffn: HyperConnectionWeights
+    hc_attn: MixWeight
+    hc_ffn: MixWeight
     attn: AttentionWeights
     ffn: MoeWeights
     engram: EngramLayerWeights | None
