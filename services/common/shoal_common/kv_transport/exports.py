@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal.common.v1 import kv_transport_pb2 as pb
@@ -25,6 +25,7 @@ class Export:
         self._own_offsets: list[int] = []
         self._payloads: dict[int, pb.Payload] = {}
         self._data: dict[int, bytes] = {}
+        self._held: dict[int, Callable[[], bytes]] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -42,10 +43,16 @@ class Export:
         self._payloads[payload.payload_id] = payload
         return payload
 
-    def add_held(self, spec: PayloadSpec, *, checksum: int, arena_offset: int) -> pb.Payload:
-        """Offers what already lies in the arena and stays there at least as long as this export."""
-        if self._arena is None:
-            raise ValueError("no arena")
+    def add_held(
+        self, spec: PayloadSpec, *, checksum: int, load: Callable[[], bytes], arena_offset: int | None = None
+    ) -> pb.Payload:
+        """Offers what lies elsewhere and stays there at least as long as this export; `load` copies it out.
+
+        `checksum` is the writer's, so that damage in between shows at the reader. `arena_offset` is where it lies in
+        the arena, which a grant of shared memory needs.
+        """
+        if (arena_offset is None) != (self._arena is None):
+            raise ValueError("an offset in the arena goes with a grant of shared memory, and only with one")
         payload = pb.Payload(
             payload_id=len(self._payloads),
             kind=spec.kind,
@@ -57,9 +64,10 @@ class Export:
             size_bytes=spec.size_bytes,
             checksum=checksum,
             block_hash=spec.block_hash,
-            arena_offset=arena_offset,
+            arena_offset=arena_offset or 0,
         )
         self._payloads[payload.payload_id] = payload
+        self._held[payload.payload_id] = load
         return payload
 
     def read(self, payload_id: int) -> bytes:
@@ -67,6 +75,8 @@ class Export:
         payload = self._payloads.get(payload_id)
         if payload is None:
             raise NotFound(f"payload {payload_id}", reason="UNKNOWN_PAYLOAD", payload_id=payload_id)
+        if payload_id in self._held:
+            return self._held[payload_id]()
         if self._arena is None:
             return self._data[payload_id]
         return self._arena.load(payload.arena_offset, payload.size_bytes)
@@ -79,6 +89,7 @@ class Export:
         self._own_offsets.clear()
         self._payloads.clear()
         self._data.clear()
+        self._held.clear()
 
 
 class ExportTable:
