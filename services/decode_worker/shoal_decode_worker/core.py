@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shoal_common.errors import (
     AlreadyExists,
     Draining,
-    InvalidArgument,
     MeshError,
     Moved,
     NotFound,
@@ -19,6 +19,9 @@ from shoal_common.errors import (
 from shoal_decode_worker.entries import RequestUsage, TokenEntry
 from shoal_decode_worker.frames import Frames
 from shoal_decode_worker.ledger import ChoiceLedger, RequestLedger
+from shoal_decode_worker.wrong_field import wrong_field
+
+E = TypeVar("E", bound=MeshError)
 
 
 class AttemptNotNewer(AlreadyExists):
@@ -141,10 +144,10 @@ class DecodeCore:
             )
         if choice_index >= len(request.choices):
             count = len(request.choices)
-            raise InvalidArgument.at("finish.choice_index", f"{choice_index} of {count} choices", choice_count=count)
+            raise wrong_field("finish.choice_index", f"{choice_index} of {count} choices", choice_count=count)
         choice = request.choices[choice_index]
         if end_index > choice.emitted:
-            raise InvalidArgument.at(
+            raise wrong_field(
                 "finish.end_index",
                 f"{end_index} is above the {choice.emitted} tokens emitted",
                 reason="END_INDEX_AHEAD",
@@ -161,12 +164,14 @@ class DecodeCore:
 
 def moved(request: RequestLedger) -> Moved:
     """The error that sends a request elsewhere; says per choice at which output index to go on."""
-    return Moved("the request must go on at another worker", **_next_indices(request))
+    return _with_next_indices(Moved("the request must go on at another worker"), request)
 
 
 def _superseded(request: RequestLedger, attempt: int) -> Superseded:
-    return Superseded(f"attempt {attempt} of the request came here", attempt=attempt, **_next_indices(request))
+    return _with_next_indices(Superseded(f"attempt {attempt} of the request came here", attempt=attempt), request)
 
 
-def _next_indices(request: RequestLedger) -> dict[str, object]:
-    return {f"next_index.{choice}": index for choice, index in enumerate(request.next_indices())}
+def _with_next_indices(error: E, request: RequestLedger) -> E:
+    indices = {f"next_index.{choice}": str(index) for choice, index in enumerate(request.next_indices())}
+    error.metadata = {**error.metadata, **indices}
+    return error

@@ -36,6 +36,8 @@ class EngineStats:
     step_time_s: float = 0.0
     verify_width: float = 0.0
     accept_length: float = 0.0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class EngineEvents(Protocol):
@@ -65,7 +67,7 @@ class EngineLike(Protocol):
         """Where to report, before the first `admit`."""
 
     def admit(self, start: GenerationStart) -> Future[None]:
-        """Hold blocks and slots. Fails with OUT_OF_BLOCKS, OUT_OF_SLOTS, EXCEEDS_CAPACITY or QUEUE_FULL, then holds none.
+        """Hold blocks and slots. Fails with OUT_OF_BLOCKS, OUT_OF_SLOTS, EXCEEDS_CAPACITY, QUEUE_FULL; then holds none.
 
         Each choice may at first emit MAX_UNACKNOWLEDGED tokens beyond those it came with.
         """

@@ -140,7 +140,7 @@ class Frames:
         return [] if gateway is None else self._acknowledge(gateway, next_indices)
 
     def take(self, gateway_id: str, stream_id: int, max_tokens: int) -> list[tuple[RequestLedger, TokenEntry]]:
-        """The next entries for a stream, about `max_tokens` tokens; empty if there are none or the stream is replaced."""
+        """The next entries for a stream, about `max_tokens` tokens; empty if there are none or it was replaced."""
         gateway = self._gateways.get(gateway_id)
         if gateway is None or gateway.stream_id != stream_id:
             return []

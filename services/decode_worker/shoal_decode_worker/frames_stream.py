@@ -7,11 +7,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from shoal.decode.v1 import decode_service_pb2 as pb
-from shoal_common.errors import DeadlineExceeded, InvalidArgument, MeshError
+from shoal_common.errors import DeadlineExceeded, MeshError
 
 from shoal_decode_worker.frames import Frames
 from shoal_decode_worker.sessions import Sessions, Stream
 from shoal_decode_worker.wire import entry_message, next_indices_from
+from shoal_decode_worker.wrong_field import wrong_field
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ async def _first(requests: AsyncIterator[pb.FramesRequest]) -> pb.Hello:
     except TimeoutError as error:
         raise DeadlineExceeded(f"no Hello in {_HELLO_TIMEOUT_S} s", timeout_s=_HELLO_TIMEOUT_S) from error
     if message is None or message.WhichOneof("message") != "hello":
-        raise InvalidArgument.at("message", "the first one must be hello", reason="HELLO_EXPECTED")
+        raise wrong_field("message", "the first one must be hello", reason="HELLO_EXPECTED")
     if not message.hello.gateway_id:
-        raise InvalidArgument.at("hello.gateway_id", "must not be empty")
+        raise wrong_field("hello.gateway_id", "must not be empty")
     return message.hello
 
 

@@ -7,9 +7,10 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal_common.errors import FailedPrecondition, InvalidArgument, NumericsMismatch
+from shoal_common.errors import FailedPrecondition, NumericsMismatch
 
 from shoal_decode_worker.core import ChoiceStart
+from shoal_decode_worker.wrong_field import wrong_field
 
 MAX_CHOICES = 8
 MAX_TOP_LOGPROBS = 20
@@ -106,24 +107,24 @@ def check(start: GenerationStart, facts: EngineFacts) -> None:
     _check_sampling(start.sampling, facts)
     _check_choices(start, facts)
     if list(start.cache_points) != sorted(set(start.cache_points)):
-        raise InvalidArgument.at("cache_points", "must ascend")
+        raise wrong_field("cache_points", "must ascend")
 
 
 def _check_names(start: GenerationStart) -> None:
     if not start.request_id:
-        raise InvalidArgument.at("request_id", "must not be empty")
+        raise wrong_field("request_id", "must not be empty")
     if start.attempt < 1:
-        raise InvalidArgument.at("attempt", "counts from 1")
+        raise wrong_field("attempt", "counts from 1")
     if start.cache_root is not None and len(start.cache_root) != ROOT_BYTES:
-        raise InvalidArgument.at("cache_root", f"must be {ROOT_BYTES} bytes, got {len(start.cache_root)}")
+        raise wrong_field("cache_root", f"must be {ROOT_BYTES} bytes, got {len(start.cache_root)}")
 
 
 def _check_prompt(start: GenerationStart, facts: EngineFacts) -> None:
     length = len(start.prompt_ids)
     if not length:
-        raise InvalidArgument.at("prompt_ids", "must hold at least one token", reason="EMPTY_PROMPT")
+        raise wrong_field("prompt_ids", "must hold at least one token", reason="EMPTY_PROMPT")
     if length >= facts.max_context:
-        raise InvalidArgument.at(
+        raise wrong_field(
             "prompt_ids",
             f"{length} tokens leave no room in a context of {facts.max_context}",
             reason="PROMPT_TOO_LONG",
@@ -135,7 +136,7 @@ def _check_prompt(start: GenerationStart, facts: EngineFacts) -> None:
 
 def _check_choices(start: GenerationStart, facts: EngineFacts) -> None:
     if not 1 <= len(start.choices) <= MAX_CHOICES:
-        raise InvalidArgument.at("choices", f"1 to {MAX_CHOICES}, got {len(start.choices)}")
+        raise wrong_field("choices", f"1 to {MAX_CHOICES}, got {len(start.choices)}")
     if len(start.choices) > facts.slot_count:
         raise ExceedsCapacity(
             f"{len(start.choices)} choices, this worker has {facts.slot_count} slots", slot_count=facts.slot_count
@@ -145,7 +146,7 @@ def _check_choices(start: GenerationStart, facts: EngineFacts) -> None:
         if choice.output_ids:
             _check_token(f"choices[{index}].output_ids", max(choice.output_ids), facts)
         if len(choice.output_ids) > room:
-            raise InvalidArgument.at(
+            raise wrong_field(
                 f"choices[{index}].output_ids", f"{len(choice.output_ids)} tokens, at most {room} fit", max_tokens=room
             )
 
@@ -154,18 +155,18 @@ def _check_sampling(sampling: SamplingSpec, facts: EngineFacts) -> None:
     _check_range("temperature", sampling.temperature, 0.0, math.inf)
     _check_range("top_p", sampling.top_p, 0.0, 1.0)
     if sampling.top_p == 0.0:
-        raise InvalidArgument.at("params.top_p", "must be above 0")
+        raise wrong_field("params.top_p", "must be above 0")
     _check_range("min_p", sampling.min_p, 0.0, 1.0)
     _check_range("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
     _check_range("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     _check_range("repetition_penalty", sampling.repetition_penalty, 0.0, math.inf)
     if sampling.repetition_penalty == 0.0:
-        raise InvalidArgument.at("params.repetition_penalty", "must be above 0")
+        raise wrong_field("params.repetition_penalty", "must be above 0")
     if sampling.max_tokens is not None:
         if sampling.max_tokens < 1:
-            raise InvalidArgument.at("params.max_tokens", "must be at least 1")
+            raise wrong_field("params.max_tokens", "must be at least 1")
         if sampling.min_tokens > sampling.max_tokens:
-            raise InvalidArgument.at("params.min_tokens", f"above max_tokens ({sampling.max_tokens})")
+            raise wrong_field("params.min_tokens", f"above max_tokens ({sampling.max_tokens})")
     _check_range("top_logprobs", sampling.top_logprobs or 0, 0, MAX_TOP_LOGPROBS)
     for token_id in sampling.stop_token_ids:
         _check_token("params.stop_token_ids", token_id, facts)
@@ -177,12 +178,12 @@ def _check_sampling(sampling: SamplingSpec, facts: EngineFacts) -> None:
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high or math.isinf(value):
         bounds = f"at least {low:g}" if math.isinf(high) else f"in [{low:g}, {high:g}]"
-        raise InvalidArgument.at(f"params.{name}", f"must be {bounds}, got {value:g}")
+        raise wrong_field(f"params.{name}", f"must be {bounds}, got {value:g}")
 
 
 def _check_token(field_name: str, token_id: int, facts: EngineFacts) -> None:
     if token_id >= facts.vocab_size:
-        raise InvalidArgument.at(
+        raise wrong_field(
             field_name,
             f"token {token_id} is not below the vocabulary size {facts.vocab_size}",
             reason="TOKEN_OUT_OF_RANGE",

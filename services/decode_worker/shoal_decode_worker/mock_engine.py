@@ -198,7 +198,9 @@ class MockEngine:
     def _run_step(self) -> bool:
         assert self._events is not None
         self._step += 1
-        entries = [entry for request in self._requests.values() if request.has_begun for entry in self._advance(request)]
+        entries = [
+            entry for request in self._requests.values() if request.has_begun for entry in self._advance(request)
+        ]
         self._events.on_step(self._step, entries)
         for (request_id, attempt), request in list(self._requests.items()):
             if request.has_begun and all(choice.is_ended for choice in request.choices):

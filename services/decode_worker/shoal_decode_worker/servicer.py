@@ -45,7 +45,10 @@ class DecodeServicer(rpc.DecodeServiceServicer):
         self._engine, self._loader, self._sessions, self._frames = engine, loader, sessions, frames
         self._beat_s, self._draw_seed = beat_s, draw_seed
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
+    # Coroutines that write, where the stubs expect generators: gRPC takes both, and a wait is then cancelled in place.
+    async def Generate(  # type: ignore[override]
+        self, request: pb.GenerateRequest, context: Context
+    ) -> None:
         """One request from admission to its last acknowledged token."""
         start = start_from(request, self._draw_seed)
         check(start, self._engine.facts)
@@ -55,7 +58,9 @@ class DecodeServicer(rpc.DecodeServiceServicer):
         finally:
             self._sessions.close(session)
 
-    async def Frames(self, request_iterator: AsyncIterator[pb.FramesRequest], context: Context) -> None:
+    async def Frames(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[pb.FramesRequest], context: Context
+    ) -> None:
         """The tokens of one gateway."""
         await serve_frames(
             aiter(request_iterator),
