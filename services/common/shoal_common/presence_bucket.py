@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import nats.errors
@@ -29,6 +30,7 @@ class PresenceBucket:
         self._bus = bus
         self._bucket = subjects.presence_bucket(mesh)
         self._prefix = f"$KV.{self._bucket}."
+        self._is_known_to_exist = False
 
     @property
     def subject(self) -> str:
@@ -44,17 +46,21 @@ class PresenceBucket:
         """True for a delete or purge marker."""
         return _OPERATION in headers
 
+    def doubt(self) -> None:
+        """Look again whether the bucket exists before the next write: after a reconnect it may be gone."""
+        self._is_known_to_exist = False
+
     async def put(self, instance_id: str, value: bytes) -> None:
         """Write one entry; it lives LAPSE_S. Creates the bucket if it is missing. Raises Unavailable."""
         try:
-            await self._put(instance_id, value)
-        except (nats.js.errors.NoStreamResponseError, nats.js.errors.NotFoundError):
-            await self._create()
-            try:
-                await self._put(instance_id, value)
-            except _FAILURES as error:
-                raise _unavailable(error) from error
+            if not self._is_known_to_exist:
+                # Not left to the write's own failure: where readers subscribe to the subject and no stream does,
+                # a write finds listeners but no answer, and only times out.
+                await self._create()
+                self._is_known_to_exist = True
+            await self._jetstream().publish(self._prefix + instance_id, value, msg_ttl=LAPSE_S)
         except _FAILURES as error:
+            self.doubt()
             raise _unavailable(error) from error
 
     async def say_goodbye(self, instance_id: str) -> None:
@@ -84,9 +90,6 @@ class PresenceBucket:
             raise _unavailable(error) from error
         return entries
 
-    async def _put(self, instance_id: str, value: bytes) -> None:
-        await self._jetstream().publish(self._prefix + instance_id, value, msg_ttl=LAPSE_S)
-
     async def _create(self) -> None:
         config = KeyValueConfig(
             bucket=self._bucket,
@@ -94,12 +97,9 @@ class PresenceBucket:
             max_bytes=_MAX_BUCKET_BYTES,
             storage=StorageType.MEMORY,
         )
-        try:
+        # A bad request: it exists, with the configuration of another version.
+        with contextlib.suppress(nats.js.errors.BadRequestError):
             await self._jetstream().create_key_value(config)
-        except nats.js.errors.BadRequestError:
-            pass  # another instance was faster; the same configuration is no error at all
-        except _FAILURES as error:
-            raise _unavailable(error) from error
 
     def _jetstream(self) -> JetStreamContext:
         return self._bus.jetstream(timeout_s=_TIMEOUT_S)

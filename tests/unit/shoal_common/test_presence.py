@@ -122,18 +122,19 @@ async def test_an_instance_appears_with_its_load_changes_and_says_goodbye(nats_s
             await until(lambda: watcher.get(me) == announcer.presence)
             await until(lambda: watcher.load(me) == LoadReport(running=3))
             announcer.update(is_draining=True)
-            await until(lambda: (found := watcher.get(me)) is not None and found.is_draining, timeout_s=0.9)
+            await until(lambda: (found := watcher.get(me)) is not None and found.is_draining)
         await until(lambda: downs == [me])
         assert watcher.snapshot() == ()
 
 
 async def test_a_late_reader_sees_the_fleet_from_the_bucket_before_any_heartbeat(nats_server: NatsServer) -> None:
-    async with announcing(nats_server) as announcer, watching(nats_server) as (first, _, _):
-        me = announcer.presence.instance_id
-        await until(lambda: first.get(me) is not None)
-        async with watching(nats_server) as (late, bus, _):
-            assert await bus.wait_connected(5)
-            await until(lambda: late.get(me) is not None, timeout_s=0.9)
+    bus = Bus(nats_server.url, name="writer")
+    await bus.start()
+    assert await bus.wait_connected(10)
+    await PresenceBucket(bus, "t").put("decode_worker-1", worker().to_json())
+    async with watching(nats_server) as (late, _, _):
+        await until(lambda: late.get("decode_worker-1") == worker())
+    await bus.close()
 
 
 async def test_after_a_restart_of_nats_instances_are_announced_again_and_none_was_given_up(
