@@ -155,7 +155,7 @@ class AdminServicer(rpc.AdminServiceServicer):
         return pb.GetStatusResponse(
             instance_id=operator.instance_id,
             role=operator.role,
-            version=metadata.version("shoal"),
+            version=_version(),
             uptime=uptime,
             is_ready=readiness.is_ready,
             is_draining=readiness.is_draining,
@@ -172,6 +172,14 @@ class AdminServicer(rpc.AdminServiceServicer):
         """Sample stacks."""
         seconds = request.duration.seconds + request.duration.nanos / 1e9
         return pb.ProfileResponse(folded_stacks=await self._operator.profile(seconds))
+
+
+def _version() -> str:
+    try:
+        return metadata.version("shoal")
+    except metadata.PackageNotFoundError:
+        # Run from a source tree that was not installed.
+        return "source"
 
 
 def admin_service(operator: Operator) -> Service:
