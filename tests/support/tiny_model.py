@@ -29,7 +29,7 @@ def tiny_weights() -> BackboneWeights:
     return load_weights(_checkpoint())
 
 
-def tiny_model(precision: Precision = SERVED, *, num_blocks: int = 16, num_slots: int = 4) -> Model:
+def tiny_model(precision: Precision = SERVED, *, num_blocks: int = 9, num_slots: int = 4) -> Model:
     """A model with its own empty cache over the shared weights."""
     return Model(_checkpoint().config, tiny_weights(), precision=precision, num_blocks=num_blocks, num_slots=num_slots)
 
