@@ -47,6 +47,8 @@ class StepEngine(Protocol):
 
     def stats(self) -> engine_events.EngineStats: ...
 
+    def close(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
@@ -76,6 +78,11 @@ class EngineAdapter:
     def ready(self, loaded: Loaded) -> None:
         """The model is loaded."""
         self._loaded = loaded
+
+    def close(self) -> None:
+        """Stop the engine, if there is one. Blocking, ten seconds at most."""
+        if self._loaded is not None:
+            self._loaded.engine.close()
 
     # EngineLike
 

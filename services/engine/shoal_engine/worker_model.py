@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from shoal_common.errors import DeadlineExceeded
+from shoal_kernels.threads import set_num_threads
 from torch import Tensor
 
 from shoal_engine.batcher import StepBudget
 from shoal_engine.core import EngineConfig
 from shoal_engine.engine import Engine
 from shoal_engine.events import EngineSink
+from shoal_engine.llm import model_directory
 from shoal_engine.model_identity import ModelIdentity, identify
 from shoal_engine.model_port import ModelShape
 from shoal_engine.planner import FixedWidth
@@ -21,6 +22,7 @@ from shoal_engine.replay import default_replay_length
 from shoal_engine.requests import GenerationRequest, PrefillRequest, SamplingSpec
 from shoal_engine.served_model import ServedModel
 
+NANO, NANO_NAME = "nano", "shoal-nano"
 _WARM_UP_TIMEOUT_S = 600.0
 _POLL_S = 0.01
 
@@ -29,14 +31,16 @@ _POLL_S = 0.01
 class WorkerModelSettings:
     """What to load and how large.
 
-    name            what clients call it; empty takes the folder's
+    model           checkpoint folder, or "nano" for the one that comes with Shoal
+    name            what clients call it; empty takes the folder's, for nano "shoal-nano"
     replay_length   K; 0: window + 2 * backtrack
     max_context     positions of prompt + output; 0 takes the model's
     step_tokens     rows of one step
     verify_width    drafts verified per choice and step; 0 makes none
+    threads         threads of one step; 0 leaves it to the kernels
     """
 
-    directory: Path
+    model: str
     name: str
     block_count: int
     slot_count: int
@@ -44,6 +48,7 @@ class WorkerModelSettings:
     max_context: int
     step_tokens: int
     verify_width: int
+    threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +63,15 @@ class WorkerModel:
 
 
 def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> WorkerModel:
-    """Load a checkpoint and start its step thread. Blocking. Raises CheckpointError."""
-    served = ServedModel.load(settings.directory, block_count=settings.block_count, slot_count=settings.slot_count)
+    """Load a checkpoint and start its step thread. Blocking. Raises CheckpointError, InvalidArgument for no model."""
+    directory = model_directory(settings.model)
+    if settings.threads:
+        set_num_threads(settings.threads)
+    served = ServedModel.load(
+        directory,
+        block_count=settings.block_count,
+        slot_count=settings.slot_count,
+    )
     shape = served.shape
     replay_length = settings.replay_length or default_replay_length(shape.window, shape.backtrack)
     max_context = min(settings.max_context or shape.max_context, shape.max_context)
@@ -74,10 +86,11 @@ def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> Worker
         FixedWidth(min(settings.verify_width, shape.draft_size)),
     )
     engine.open()
+    name = settings.name or (NANO_NAME if settings.model == NANO else "")
     return WorkerModel(
         engine=engine,
         shape=shape,
-        identity=identify(settings.directory, name=settings.name, replay_length=replay_length),
+        identity=identify(directory, name=name, replay_length=replay_length),
         replay_length=replay_length,
         max_context=max_context,
     )
