@@ -183,7 +183,7 @@ class Bus:
         if client is None or not client.is_connected:
             return False
         try:
-            await asyncio.wait_for(client.flush(timeout=max(1, round(timeout_s))), timeout_s)
+            await asyncio.wait_for(client.flush(), timeout_s)
         except (nats.errors.Error, TimeoutError, OSError):
             return False
         return True

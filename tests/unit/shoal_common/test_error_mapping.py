@@ -11,7 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry import trace
 from shoal_common.errors import InvalidArgument, MeshError, OutOfCapacity
+from shoal_common.request_scope import request_id
 from shoal_common.rpc import Channel, Readiness, RpcServer, Service, from_rpc_error
 from shoal_common.telemetry import Metrics
 
@@ -204,6 +206,21 @@ async def test_a_call_without_a_deadline_is_refused_by_the_channel() -> None:
     with pytest.raises(ValueError, match="without a deadline"):
         channel.unary_unary("/test.Probe/unary_unary")(b"")
     await channel.close()
+
+
+async def test_trace_and_request_id_of_the_caller_reach_the_method() -> None:
+    seen: list[tuple[int, str]] = []
+
+    async def act(context: Any) -> bytes:
+        seen.append((trace.get_current_span().get_span_context().trace_id, request_id.get()))
+        return b""
+
+    parent = trace.NonRecordingSpan(trace.SpanContext(0xABC, 0xDEF, is_remote=False))
+    async with probe(act) as channel:
+        request_id.set("r-7")
+        with trace.use_span(parent):
+            await call(channel, "unary_stream")
+    assert seen == [(0xABC, "r-7")]
 
 
 def test_every_error_class_names_a_canonical_code() -> None:
