@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_common.errors import InvalidArgument, MeshError, NotFound, ResourceExhausted, Unavailable
+from shoal_common.errors import DeadlineExceeded, InvalidArgument, MeshError, NotFound, ResourceExhausted, Unavailable
 
 
 class ModelNotFound(NotFound):
@@ -27,6 +27,24 @@ class BodyTooLarge(ResourceExhausted):
     """The request's body is over the limit."""
 
     reason = "BODY_TOO_LARGE"
+
+
+class SlowWriter(DeadlineExceeded):
+    """The client does not send the request that it began."""
+
+    reason = "SLOW_WRITER"
+
+
+class MethodNotAllowed(InvalidArgument):
+    """The path exists, the method is wrong."""
+
+    reason = "METHOD_NOT_ALLOWED"
+
+
+class NoSuchPath(NotFound):
+    """Nothing is served there."""
+
+    reason = "NOT_FOUND"
 
 
 class NoCapacity(Unavailable):

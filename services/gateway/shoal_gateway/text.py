@@ -54,6 +54,13 @@ def plain_recipe(stop: Sequence[str], hidden_ids: frozenset[int]) -> OutputRecip
     )
 
 
+def detokenize(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of any token ids, special tokens spelled out; bytes of an unfinished last character are left out."""
+    text = ChoiceText(plain_recipe([], frozenset()), tokenizer)
+    chunks = text.begin() + text.push(token_ids, []).chunks + text.finish(sampling_pb2.FINISH_REASON_STOP)
+    return "".join(orjson.loads(chunk.to_json())["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
 @dataclass(slots=True)
 class Progress:
     """What some tokens became."""
@@ -135,7 +142,7 @@ class ChoiceText:
             if self._calls.finished:
                 progress.chunks += self.finish(sampling_pb2.FINISH_REASON_STOP)
                 progress.has_ended = True
-        elif self._watches_calls and any('"tool_calls":[' in chunk.to_json() for chunk in chunks):  # type: ignore[union-attr]
+        elif self._watches_calls and any('"tool_calls":[' in chunk.to_json() for chunk in chunks):
             self._watch_calls()
 
     def _watch_calls(self) -> None:
