@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from shoal_common.bus import Bus
 from shoal_common.errors import Unavailable
-from shoal_common.load import LoadReport, LoadReporter
+from shoal_common.load import LoadReport
+from shoal_common.load_reporter import LoadReporter
 from shoal_common.presence import HEARTBEAT_S, Presence
 from shoal_common.presence_bucket import PresenceBucket
 
