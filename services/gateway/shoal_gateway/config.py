@@ -24,7 +24,7 @@ class GatewayConfig:
 
     http_address: str = "127.0.0.1:8000"
     """Where HTTP is served; port 0 takes a free one."""
-    listen_address: str = "127.0.0.1:0"
+    listen_address: str = "127.0.0.1:8001"
     """Where gRPC is served."""
     admin_address: str = "127.0.0.1:0"
     advertise_address: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,6 +56,24 @@ class PreparedChat:
     include_usage: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedConversation:
+    """A conversation as prompt ids, and how the answer to it is to be read."""
+
+    converted: ConversationRequest
+    prompt_ids: list[int]
+
+    def output(self, eos_id: int, stop_token_ids: Iterable[int]) -> OutputRecipe:
+        """How to read the output."""
+        parsing = self.converted.parsing_options
+        return OutputRecipe(
+            converted=self.converted,
+            parsing=parsing,
+            has_tools=bool(self.converted.conversation.tools) and parsing.parse_tool_calls,
+            hidden_ids=frozenset((eos_id, *stop_token_ids)),
+        )
+
+
 class Encoder:
     """Encodes prompts for one model. Everything about the prompt's form is the recipe's.
 
@@ -92,33 +110,30 @@ class Encoder:
         """A chat completion request. Raises InvalidArgument or ModelNotFound, whatever the body holds."""
         fields = read_chat_fields(body, self.model.vocab_size)
         self.model.check_name(fields.model)
-        converted = self._convert(recipe_body(body, fields))
-        ids = self._encode(converted, fields.effort_number)
-        recipe = converted.inference_options
-        max_tokens = self._max_tokens(converted, fields, len(ids))
+        conversation = self.conversation(recipe_body(body, fields), fields.effort_number)
+        converted, ids = conversation.converted, conversation.prompt_ids
         params = chat_params(
             fields,
-            recipe,
+            converted.inference_options,
             is_thinking=converted.conversation.thinking_mode,
-            max_tokens=max_tokens,
+            max_tokens=self._max_tokens(converted, fields, len(ids)),
             seed=self._draw_seed() if fields.seed is None else fields.seed,
-        )
-        output = OutputRecipe(
-            converted=converted,
-            parsing=converted.parsing_options,
-            has_tools=bool(converted.conversation.tools) and converted.parsing_options.parse_tool_calls,
-            hidden_ids=frozenset((self.model.eos_id, *fields.stop_token_ids)),
         )
         request = Prepared(
             prompt_ids=ids,
             params=params,
             choice_count=fields.choice_count,
             user_id=fields.user_id,
-            output=output,
+            output=conversation.output(self.model.eos_id, fields.stop_token_ids),
         )
         return PreparedChat(
             request=request, model=fields.model, is_stream=fields.is_stream, include_usage=fields.include_usage
         )
+
+    def conversation(self, body: dict[str, Any], effort_number: int | None) -> EncodedConversation:
+        """A body as the recipe takes it, encoded. Raises InvalidArgument for whatever the recipe does not like."""
+        converted = self._convert(body)
+        return EncodedConversation(converted=converted, prompt_ids=self._encode(converted, effort_number))
 
     def raw_text(self, text: str) -> list[int]:
         """Ids of text as it stands; spellings of special tokens become these tokens. Nothing is put in front."""
