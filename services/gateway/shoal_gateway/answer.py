@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
 
 from deepseek_recipe import Tokenizer
 from shoal.common.v1 import sampling_pb2
@@ -170,19 +169,18 @@ class Answers:
         running.start()
         return answer
 
-    async def drain(self) -> None:
-        """Refuse new requests and wait until none is left."""
-        self._is_draining = True
+    def set_draining(self, is_draining: bool) -> None:
+        """Refuse new requests, or take them again."""
+        self._is_draining = is_draining
+
+    async def wait_idle(self) -> None:
+        """Return when no request is held."""
         await self._idle.wait()
 
-    def resume(self) -> None:
-        """Take requests again."""
-        self._is_draining = False
-
-    def fail_all(self, error: Callable[[], Draining]) -> None:
+    def fail_all(self) -> None:
         """End what is left: its clients hear why."""
         for running in list(self._held.values()):
-            running.fail(error())
+            running.fail(Draining("the gateway is leaving", retry_after_s=1.0))
 
     def _ended(self, request_id: str | None) -> None:
         if request_id is not None:

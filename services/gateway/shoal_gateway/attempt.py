@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import grpc
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
@@ -87,7 +87,7 @@ class Workers:
         key = (request.request_id, request.attempt)
         link.attach(key, listener)
         listener.on_link(link)
-        stub: Any = DecodeServiceStub(cast(Any, self._channels.get(worker.address)))
+        stub: Any = DecodeServiceStub(self._channels.get(worker.address).as_grpc())
         call = None
         try:
             call = stub.Generate(request, timeout=timeout_s)

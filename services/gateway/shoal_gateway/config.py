@@ -33,6 +33,8 @@ class GatewayConfig:
     """Folder with config.json and tokenizer.json; empty: the model that comes with Shoal."""
     model_name: str = "deepseek-flash"
     model_aliases: tuple[str, ...] = ("deepseek-chat", "deepseek-reasoner", "DeepSeek-V4.1-Flash")
+    worker_model: str = ""
+    """The model that workers announce and requests are placed on; empty: any."""
     max_in_flight: int = 1024
     """Requests held at once; more are refused with 503."""
     max_body_bytes: int = 32 * 1024 * 1024
