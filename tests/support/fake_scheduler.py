@@ -39,12 +39,16 @@ class FakeScheduler(rpc.SchedulerServiceServicer):
                 if answer is not None:
                     yield answer
 
+    async def GetFleet(
+        self, request: pb.GetFleetRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetFleetResponse:
+        """Nobody asks for it here."""
+        return pb.GetFleetResponse()
+
 
 def placed(request_id: str, worker_id: str, address: str, **more: Any) -> pb.ReserveResponse:
     """A placement on one worker."""
-    placement = pb.Placement(
-        placement_id="p", decode=pb.PlacedWorker(instance_id=worker_id, address=address), **more
-    )
+    placement = pb.Placement(placement_id="p", decode=pb.PlacedWorker(instance_id=worker_id, address=address), **more)
     return pb.ReserveResponse(request_id=request_id, placement=placement)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import time
@@ -56,7 +55,6 @@ async def run(
     async def listening(grpc_address: str) -> None:
         gateway.start()
         await http.start()
-        print(json.dumps({"event": "listening", "service": ROLE, "http": address}), flush=True)
         if shared.nats_url != OFF:
             presence = Presence(
                 instance_id=process.instance_id,
@@ -65,11 +63,14 @@ async def run(
                 model=config.model_name,
                 labels={"http": address},
             )
-            sample = lambda: LoadReport(running=gateway.answers.in_flight)  # noqa: E731
-            announcers.append(
-                Announcer(nats_url=shared.nats_url, mesh=shared.mesh, presence=presence, sample_load=sample)
+            announcer = Announcer(
+                nats_url=shared.nats_url,
+                mesh=shared.mesh,
+                presence=presence,
+                sample_load=lambda: LoadReport(running=gateway.answers.in_flight),
             )
-            announcers[0].start()
+            announcers.append(announcer)
+            announcer.start()
 
     async def drain() -> None:
         operator.stopping()
@@ -94,6 +95,7 @@ async def run(
             on_listening=listening,
             drain=drain,
             has_reflection=config.reflection,
+            ready_fields={"http": address},
         )
     finally:
         for announcer in announcers:
@@ -110,7 +112,7 @@ async def start(process: Process, loaded: Loaded[GatewayConfig]) -> None:
     config = loaded.service
     try:
         model, tokenizer = read_served_model(
-            Path(config.model_dir) if config.model_dir else packaged_model_dir(),
+            Path(config.model) if config.model else packaged_model_dir(),
             name=config.model_name,
             aliases=config.model_aliases,
             created_s=int(time.time()),

@@ -142,10 +142,10 @@ class Answers:
         try:
             chains = await self._chains.of_prompt(prepared.prompt_ids, prepared.user_id)
         except BaseException:
-            self._ended(None)
-            raise
-        finally:
             self._opening -= 1
+            self._ended("")
+            raise
+        self._opening -= 1
         request_id = secrets.token_hex(16)
         answer = Answer(request_id, prepared)
         reader = OutputReader(prepared.choice_count, prepared.output, self._tokenizer)
@@ -182,9 +182,8 @@ class Answers:
         for running in list(self._held.values()):
             running.fail(Draining("the gateway is leaving", retry_after_s=1.0))
 
-    def _ended(self, request_id: str | None) -> None:
-        if request_id is not None:
-            self._held.pop(request_id, None)
+    def _ended(self, request_id: str) -> None:
+        self._held.pop(request_id, None)
         self._metrics.in_flight.set(self.in_flight)
-        if not self._held:
+        if not self.in_flight:
             self._idle.set()

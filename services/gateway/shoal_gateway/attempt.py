@@ -82,7 +82,7 @@ class Workers:
         timeout_s: float,
     ) -> decode_pb.Ended:
         """Run one attempt to its end. Raises MeshError: the worker's own, or WorkerLost if the connection failed."""
-        link = self._frames.link(worker.instance_id, worker.address)
+        link = self._frames.link(worker.address)
         await link.wait_open(min(OPEN_TIMEOUT_S, timeout_s))
         key = (request.request_id, request.attempt)
         link.attach(key, listener)

@@ -29,7 +29,7 @@ class GatewayConfig:
     admin_address: str = "127.0.0.1:0"
     advertise_address: str = ""
     """What other instances call; empty: the listen address."""
-    model_dir: str = ""
+    model: str = ""
     """Folder with config.json and tokenizer.json; empty: the model that comes with Shoal."""
     model_name: str = "deepseek-flash"
     model_aliases: tuple[str, ...] = ("deepseek-chat", "deepseek-reasoner", "DeepSeek-V4.1-Flash")

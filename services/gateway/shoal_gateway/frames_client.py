@@ -15,7 +15,10 @@ _LINGER_S = 30.0
 
 
 class FramesClient:
-    """One link per worker. A link lives while its worker is announced or has attempts of ours."""
+    """One link per address: a worker that restarts there takes the place of the one before.
+
+    A link lives while a worker is announced at its address or has attempts of ours.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,7 @@ class FramesClient:
         self._gateway_id, self._channels = gateway_id, channels
         self._silence_s, self._standstill_s = silence_s, standstill_s
         self._links: dict[str, WorkerLink] = {}
-        self._announced: set[str] = set()
+        self._announced: dict[str, str] = {}
         self._idle_since_s: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -41,13 +44,12 @@ class FramesClient:
         """Begin to judge the workers' pulses."""
         self._task = asyncio.create_task(self._tick_for_ever())
 
-    def link(self, worker_id: str, address: str) -> WorkerLink:
+    def link(self, address: str) -> WorkerLink:
         """The link to a worker; made now if there is none, so that its stream opens in the background."""
-        link = self._links.get(worker_id)
+        link = self._links.get(address)
         if link is None:
             pulse = Pulse(silence_s=self._silence_s, standstill_s=self._standstill_s)
-            link = self._links[worker_id] = WorkerLink(
-                worker_id=worker_id,
+            link = self._links[address] = WorkerLink(
                 address=address,
                 gateway_id=self._gateway_id,
                 channels=self._channels,
@@ -57,12 +59,12 @@ class FramesClient:
 
     def announced(self, worker_id: str, address: str) -> None:
         """The worker is up: open its stream before the first request needs it."""
-        self._announced.add(worker_id)
-        self.link(worker_id, address)
+        self._announced[worker_id] = address
+        self.link(address)
 
     def lapsed(self, worker_id: str) -> None:
         """Presence no longer lists the worker. What runs there goes on; the link goes when nothing does."""
-        self._announced.discard(worker_id)
+        self._announced.pop(worker_id, None)
 
     async def close(self) -> None:
         """End all streams."""
@@ -87,10 +89,11 @@ class FramesClient:
             await self._close_unused(now_s)
 
     async def _close_unused(self, now_s: float) -> None:
-        for worker_id, link in list(self._links.items()):
-            if worker_id in self._announced or not link.is_idle:
-                self._idle_since_s.pop(worker_id, None)
-            elif now_s - self._idle_since_s.setdefault(worker_id, now_s) >= _LINGER_S:
-                del self._links[worker_id], self._idle_since_s[worker_id]
+        announced = set(self._announced.values())
+        for address, link in list(self._links.items()):
+            if address in announced or not link.is_idle:
+                self._idle_since_s.pop(address, None)
+            elif now_s - self._idle_since_s.setdefault(address, now_s) >= _LINGER_S:
+                del self._links[address], self._idle_since_s[address]
                 await link.close()
-                self._channels.drop(link.address)
+                self._channels.drop(address)

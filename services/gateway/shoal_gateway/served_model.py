@@ -46,7 +46,7 @@ def packaged_model_dir() -> Path:
         found = Path(root) / _RELEASE[1]
         if (found / "config.json").exists():
             return found
-    raise BadModelFiles("this install carries no model; set SHOAL_GATEWAY_MODEL_DIR")
+    raise BadModelFiles("this install carries no model; set SHOAL_GATEWAY_MODEL")
 
 
 def read_served_model(

@@ -55,8 +55,8 @@ class WorkerLink:
     attached sinks are told that the worker is lost.
     """
 
-    def __init__(self, *, worker_id: str, address: str, gateway_id: str, channels: Channels, pulse: Pulse) -> None:
-        self.worker_id, self.address = worker_id, address
+    def __init__(self, *, address: str, gateway_id: str, channels: Channels, pulse: Pulse) -> None:
+        self.address = address
         self._gateway_id, self._channels, self._pulse = gateway_id, channels, pulse
         self._sinks: dict[RequestKey, EntrySink] = {}
         self._acks: dict[tuple[RequestKey, int], int] = {}
@@ -87,7 +87,7 @@ class WorkerLink:
             await asyncio.wait_for(self._open.wait(), timeout_s)
         except TimeoutError as error:
             raise WorkerLost(
-                f"worker {self.worker_id} did not open its stream in {timeout_s} s", reason="UNREACHABLE"
+                f"worker {self.address} did not open its stream in {timeout_s} s", reason="UNREACHABLE"
             ) from error
 
     def attach(self, key: RequestKey, sink: EntrySink) -> None:
@@ -124,9 +124,9 @@ class WorkerLink:
             self._pulse.excuse(now_s)
         trouble = self._pulse.verdict(now_s)
         if trouble is not None:
-            logger.warning("worker stands still", extra={"worker": self.worker_id, "trouble": trouble})
+            logger.warning("worker stands still", extra={"worker": self.address, "trouble": trouble})
             self._pulse.reset()
-            self._lose(f"worker {self.worker_id}: {trouble}", "NO_PROGRESS")
+            self._lose(f"worker {self.address}: {trouble}", "NO_PROGRESS")
             if self._call is not None:
                 self._call.cancel()
 
@@ -137,7 +137,7 @@ class WorkerLink:
             if timer is not None:
                 timer.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._lose(f"worker {self.worker_id} is gone", "BROKEN")
+        self._lose(f"worker {self.address} is gone", "BROKEN")
 
     def _flush(self) -> None:
         self._flush_timer = None
@@ -150,7 +150,7 @@ class WorkerLink:
     def _not_back(self) -> None:
         self._lost_timer = None
         if not self._open.is_set():
-            self._lose(f"the stream of worker {self.worker_id} did not come back in {REOPEN_S} s", "BROKEN")
+            self._lose(f"the stream of worker {self.address} did not come back in {REOPEN_S} s", "BROKEN")
 
     async def _run(self) -> None:
         backoff_s = _BACKOFF_S[0]
@@ -160,7 +160,7 @@ class WorkerLink:
                 await self._one_stream(channel)
             except grpc.RpcError as error:
                 told = from_rpc_error(error)
-                logger.info("frames stream ended", extra={"worker": self.worker_id, "reason": told.reason})
+                logger.info("frames stream ended", extra={"worker": self.address, "reason": told.reason})
             if self._open.is_set():
                 self._open.clear()
                 self._pulse.reset()

@@ -48,10 +48,9 @@ class App:
         except ClientGone:
             pass
         except SlowReader as error:
-            if not exchange.has_begun:
-                raise
-            # What it was sent is unfinished, which is how it can tell; the server closes the connection.
+            # What it was sent is unfinished, which is how it can tell.
             logger.info("slow reader cut", extra={"reason": error.reason})
+            await exchange.abort()
         except MeshError as error:
             await self._fail(exchange, error)
         except Exception as error:

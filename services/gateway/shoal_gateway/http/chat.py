@@ -66,6 +66,7 @@ class ChatCompletions:
                 usage=shape.usage(answer),
                 extension=shape.extension,
             ),
+            [(b"content-type", b"application/json"), (b"x-request-id", answer.request_id.encode())],
         )
 
     async def _stream(self, exchange: Exchange, answer: Answer, shape: _Shape, began_s: float) -> None:
@@ -73,10 +74,13 @@ class ChatCompletions:
             answer_id=shape.answer_id, model=shape.model, created_s=shape.created_s, extension=shape.extension
         )
         is_first = True
+        events = b""
+        written_s = began_s
         try:
             while not answer.is_finished:
-                outputs = await answer.read(self._keep_alive_s)
-                if not exchange.has_begun:
+                silence_s = time.perf_counter() - written_s
+                outputs = await answer.read(max(0.0, self._keep_alive_s - silence_s))
+                if not exchange.has_begun and (outputs or time.perf_counter() - written_s >= self._keep_alive_s):
                     # Not before there is something to say: an error until then has a status of its own.
                     await exchange.begin_events([(b"x-request-id", answer.request_id.encode())])
                 events = b"".join(writer.chunks(output.choice_index, output.chunks) for output in outputs)
@@ -86,8 +90,9 @@ class ChatCompletions:
                 if answer.is_finished:
                     break
                 # Output that is held back (half a character, a possible stop string) leaves a batch without events.
-                if events or not outputs:
+                if events or time.perf_counter() - written_s >= self._keep_alive_s:
                     await exchange.write(events or KEEP_ALIVE)
+                    written_s = time.perf_counter()
             if shape.include_usage:
                 events += writer.usage(shape.usage(answer))
             await exchange.write(events + DONE, is_last=True)

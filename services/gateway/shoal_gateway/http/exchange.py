@@ -11,6 +11,7 @@ import orjson
 from shoal_common.errors import InvalidArgument, MeshError, SlowReader
 
 from shoal_gateway.http.errors import error_body, error_headers, status_of
+from shoal_gateway.http.protocol import ABORT
 from shoal_gateway.refusals import BodyTooLarge, SlowWriter
 
 Scope = MutableMapping[str, Any]
@@ -138,6 +139,14 @@ class Exchange:
         """More of the body; waits while the client is behind. Raises SlowReader."""
         self._is_complete = is_last
         await self._bounded_send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def abort(self) -> None:
+        """Drop the connection, whatever is still unsent."""
+        extension = self._scope.get("extensions", {}).get(ABORT)
+        if extension is not None:
+            extension["call"]()
+            # The server hears of it on the loop's next turn, and then no longer misses the rest of the response.
+            await asyncio.sleep(0)
 
     async def fail(self, error: MeshError) -> None:
         """The error as a response of its own."""

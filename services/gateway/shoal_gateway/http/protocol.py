@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+ABORT = "shoal.abort"
+"""Scope extension: how to drop the connection without waiting for the client."""
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
 MAX_HEADERS = 128
@@ -44,6 +46,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._start_head_timer()
         super().on_message_begin()
+        # Closing waits for the client to take what is buffered; one that never reads can only be aborted.
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
 
     def on_url(self, url: bytes) -> None:
         """A part of the request line."""
