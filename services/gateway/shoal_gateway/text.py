@@ -16,6 +16,7 @@ from deepseek_recipe import (
     ModelVersion,
     ParsingOptions,
     SpecialToken,
+    SpecialTokens,
     StreamProcessor,
     Tokenizer,
 )
@@ -25,6 +26,8 @@ from shoal_gateway.journal import FinishReason
 
 _LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot carry."""
+_NEVER = "\ue000\ue001shoal\ue002"
+"""Private-use characters: the parser drops the end of a thought even where none is expected, so it gets no name."""
 _CALLS_END = "</{dsml} calls>"
 _WIRE_REASONS = {
     "length": sampling_pb2.FINISH_REASON_LENGTH,
@@ -48,7 +51,9 @@ def plain_recipe(stop: Sequence[str], hidden_ids: frozenset[int]) -> OutputRecip
     """Text as it stands: no reasoning, no tool calls."""
     return OutputRecipe(
         converted=ConversationRequest(Conversation(thinking_mode=False), ModelVersion.DeepseekV41Flash),
-        parsing=ParsingOptions(parse_tool_calls=False, stop_sequences=list(stop)),
+        parsing=ParsingOptions(
+            parse_tool_calls=False, stop_sequences=list(stop), special_tokens=SpecialTokens(thinking_end=_NEVER)
+        ),
         has_tools=False,
         hidden_ids=hidden_ids,
     )
@@ -75,7 +80,8 @@ class Progress:
 class ChoiceText:
     """The text of one choice. Same text however the tokens are split into pushes; tokens after the end are refused.
 
-    One token at a time where the end may lie between two of them, so that usage counts exactly up to it.
+    The recipe gets one token at a time: of several it holds back all while the last is half a character, and a stop
+    or the end of the tool calls may lie between any two of them.
     """
 
     def __init__(self, recipe: OutputRecipe, tokenizer: Tokenizer) -> None:
@@ -84,15 +90,11 @@ class ChoiceText:
         self._processor = StreamProcessor(generator, recipe.parsing, tokenizer)
         self._tokenizer = tokenizer
         self._hidden_ids = recipe.hidden_ids
-        self._has_stops = bool(recipe.parsing.stop_sequences)
-        self._watches_calls = recipe.has_tools
-        self._one_by_one = self._has_stops or recipe.has_tools
-        self._calls: StreamProcessor | None = None
+        self._has_tools = recipe.has_tools
+        self._calls = _CallsEnd(recipe.parsing, tokenizer) if recipe.parsing.starts_in_tool_calls else None
         self.reasoning_tokens = 0
         self.end_reason: FinishReason = sampling_pb2.FINISH_REASON_UNSPECIFIED
-        self._calls_end = _CALLS_END.format(dsml=recipe.parsing.special_tokens.token(SpecialToken.Dsml))
-        if recipe.parsing.starts_in_tool_calls:
-            self._watch_calls()
+        self._parsing = recipe.parsing
 
     def begin(self) -> list[ChatCompletionChunk]:
         """The first chunk, which names the role. Call once, first."""
@@ -101,10 +103,10 @@ class ChoiceText:
     def push(self, token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs]) -> Progress:
         """Take more tokens; `logprobs` is empty or has one element per token."""
         progress = Progress()
-        width = 1 if self._one_by_one else max(1, len(token_ids))
-        for start in range(0, len(token_ids), width):
-            self._push_some(token_ids[start : start + width], logprobs[start : start + width], progress)
-            progress.kept_count = min(start + width, len(token_ids))
+        for index, token_id in enumerate(token_ids):
+            if token_id not in self._hidden_ids:
+                self._push_one(token_id, logprobs[index : index + 1], progress)
+            progress.kept_count += 1
             if progress.has_ended:
                 break
         return progress
@@ -116,41 +118,45 @@ class ChoiceText:
         self._ended(chunks)  # type: ignore[arg-type]
         return chunks  # type: ignore[return-value]
 
-    def _ended(self, chunks: list[ChatCompletionChunk]) -> None:
+    def _push_one(self, token_id: int, logprobs: Sequence[tokens_pb2.PositionLogprobs], progress: Progress) -> None:
+        chunks = self._processor.push(_tokens_chunk([token_id], logprobs))
+        progress.chunks += chunks  # type: ignore[arg-type]
+        if self._processor.finished:
+            progress.has_ended = True
+            self._ended(progress.chunks)
+        elif self._calls is not None:
+            if self._calls.completes(token_id):
+                progress.chunks += self.finish(sampling_pb2.FINISH_REASON_STOP)
+                progress.has_ended = True
+        elif self._has_tools and any('"tool_calls":[' in chunk.to_json() for chunk in chunks):
+            self._calls = _CallsEnd(self._parsing, self._tokenizer)
+
+    def _ended(self, chunks: Sequence[ChatCompletionChunk]) -> None:
         """The last chunk tells why, and how many tokens were reasoning."""
         last = orjson.loads(chunks[-1].to_json())
         details = (last["usage"] or {}).get("completion_tokens_details") or {}
         self.reasoning_tokens = int(details.get("reasoning_tokens") or 0)
         self.end_reason = _WIRE_REASONS.get(last["choices"][0]["finish_reason"], sampling_pb2.FINISH_REASON_STOP)
 
-    def _push_some(
-        self, token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs], progress: Progress
-    ) -> None:
-        if not self._hidden_ids.isdisjoint(token_ids):
-            shown = [index for index, token_id in enumerate(token_ids) if token_id not in self._hidden_ids]
-            logprobs = [logprobs[index] for index in shown] if logprobs else logprobs
-            token_ids = [token_ids[index] for index in shown]
-        if not token_ids:
-            return
-        chunks = self._processor.push(_tokens_chunk(token_ids, logprobs))
-        progress.chunks += chunks  # type: ignore[arg-type]
-        if self._processor.finished:
-            progress.has_ended = True
-            self._ended(progress.chunks)
-        elif self._calls is not None:
-            self._calls.push(InferenceChunk.tokens(token_ids))
-            if self._calls.finished:
-                progress.chunks += self.finish(sampling_pb2.FINISH_REASON_STOP)
-                progress.has_ended = True
-        elif self._watches_calls and any('"tool_calls":[' in chunk.to_json() for chunk in chunks):
-            self._watch_calls()
 
-    def _watch_calls(self) -> None:
-        """From the first call on, look for the end of the block: the parser itself waits for the model to stop."""
-        plain = plain_recipe([self._calls_end], frozenset())
+class _CallsEnd:
+    """Looks for the end of the block of tool calls from its first call on: the parser waits for the model to stop."""
+
+    def __init__(self, parsing: ParsingOptions, tokenizer: Tokenizer) -> None:
+        self._tag = _CALLS_END.format(dsml=parsing.special_tokens.token(SpecialToken.Dsml))
+        plain = plain_recipe([], frozenset())
         generator = ChatCompletionRequest.chunk_generator(plain.converted, "", "")
-        self._calls = StreamProcessor(generator, plain.parsing, self._tokenizer)
-        self._calls.push(InferenceChunk.ready())
+        self._processor = StreamProcessor(generator, plain.parsing, tokenizer)
+        self._processor.push(InferenceChunk.ready())
+        self._tail = ""
+
+    def completes(self, token_id: int) -> bool:
+        """Take the next token; True if the tag is complete with it."""
+        for chunk in self._processor.push(InferenceChunk.tokens([token_id])):
+            self._tail += orjson.loads(chunk.to_json())["choices"][0]["delta"].get("content") or ""
+        found = self._tag in self._tail
+        self._tail = self._tail[-len(self._tag) :]
+        return found
 
 
 def _tokens_chunk(token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs]) -> InferenceChunk:
