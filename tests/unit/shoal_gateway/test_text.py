@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ CALLS = (
 
 def cuts(ids: Sequence[int], at: Sequence[int]) -> list[Sequence[int]]:
     edges = [0, *sorted({one for one in at if 0 < one < len(ids)}), len(ids)]
-    return [ids[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return [ids[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
 def run(
