@@ -37,9 +37,7 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def client(
-    address: str, *, kinds: Kinds = BOTH, max_queued_bytes: int = 64 << 20
-) -> AsyncIterator[Client]:
+async def client(address: str, *, kinds: Kinds = BOTH, max_queued_bytes: int = 64 << 20) -> AsyncIterator[Client]:
     channels, puller, metrics = Channels(), KvPuller(kinds), Metrics()
     nodes = CacheNodes(address=address, watcher=None)
     cache = PrefixCache(
