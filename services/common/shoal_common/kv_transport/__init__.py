@@ -1,0 +1,22 @@
+"""Moving KV bytes between processes: shared memory or gRPC, chosen by handshake, checked on arrival."""
+
+from shoal_common.kv_transport.arena import ArenaFull, SharedArena
+from shoal_common.kv_transport.exports import Export, ExportTable
+from shoal_common.kv_transport.host import host_id
+from shoal_common.kv_transport.payloads import PayloadSpec, checksum_of, describe, verify
+from shoal_common.kv_transport.puller import KvPuller
+from shoal_common.kv_transport.servicer import KvTransportServicer
+
+__all__ = [
+    "ArenaFull",
+    "Export",
+    "ExportTable",
+    "KvPuller",
+    "KvTransportServicer",
+    "PayloadSpec",
+    "SharedArena",
+    "checksum_of",
+    "describe",
+    "host_id",
+    "verify",
+]
