@@ -44,12 +44,14 @@ class SchedulerConfig:
     max_refusals: int = 5
     max_losses: int = 8
     max_chain_length: int = 2_000_000
+    view_settle_s: float = 1.5
     homeless_wait_s: float = 10.0
     stream_grace_s: float = 5.0
     stale_s: float = 5.0
     suspect_s: float = 5.0
     longest_suspect_s: float = 60.0
     refusal_hold_s: float = 1.0
+    unreachable_hold_s: float = 3.5
     refusal_backoff_s: float = 0.1
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ class FleetWatch:
     def _down(self, instance_id: str) -> None:
         self._loads.forget(instance_id)
         self._kv.down(instance_id)
-        self._desk.act(lambda scheduler, now_s: scheduler.fleet.down(instance_id))
+        self._desk.act(lambda scheduler, now_s: scheduler.instance_down(instance_id))
 
     async def _on_load(self, message: Message) -> None:
         try:

@@ -9,9 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 
 from shoal_scheduler.core.instance import Instance
-from shoal_scheduler.core.messages import Denied, Outgoing, Placement, Queued, Target
+from shoal_scheduler.core.messages import Denied, LossCause, Outgoing, Placement, Queued, Target
 from shoal_scheduler.core.requests import RequestSpec, short_chain
-from shoal_scheduler.core.scheduler import LossCause
 
 logger = logging.getLogger(__name__)
 

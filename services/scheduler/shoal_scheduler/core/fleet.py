@@ -26,6 +26,8 @@ class Fleet:
 
     def __init__(self, *, stale_s: float) -> None:
         self._stale_s = stale_s
+        self.first_up_at_s: float | None = None
+        """When the first decode worker was seen; None before."""
         self._instances: dict[str, Instance] = {}
         self._ids_of_role: dict[str, list[str]] = {}
         self._in_flight: dict[str, Mapping[str, int]] = {}
@@ -61,6 +63,8 @@ class Fleet:
             insort(self._ids_of_role.setdefault(presence.role, []), presence.instance_id)
             instance.others_in_flight = self._others_in_flight(presence.instance_id)
         self._instances[presence.instance_id].heard_at_s = now_s
+        if presence.role == DECODE and self.first_up_at_s is None:
+            self.first_up_at_s = now_s
         if presence.role == DECODE and presence.model:
             self._models[presence.model] = None
             self._models.move_to_end(presence.model)

@@ -52,6 +52,8 @@ class Instance:
         """It said that it has no room: takes nothing before, unless a report comes first."""
         self.leaving_until_s = 0.0
         """It said that it leaves: takes nothing before; its presence will say so too."""
+        self.cut_from_until_s: dict[str, float] = {}
+        """Per stream: its gateway could not reach it and should not try before, unless a report comes first."""
         self.suspect_until_s = 0.0
         """Requests were lost here: sound workers are preferred until then."""
         self.accept_length = 0.0
@@ -89,6 +91,11 @@ class Instance:
         """A request was placed here to stay until `release`. Safe to repeat: the newer need counts."""
         self._book(request_id, _Booking(need))
 
+    def adopt(self, request_id: str, need: Need, now_s: float) -> None:
+        """A request runs here already; the last report contains it."""
+        is_reported = self.load is not None and not self.is_stale(now_s)
+        self._book(request_id, _Booking(need, admitted_at_s=now_s, is_reported=is_reported))
+
     def book_prefill(self, request_id: str, prefill_tokens: int) -> None:
         """A prompt will be prefilled here; forgotten once a report contains it, as nobody tells us of its end."""
         self._book(request_id, _Booking(Need(0, 0), prefill_tokens, is_passing=True))
@@ -97,7 +104,8 @@ class Instance:
         self.release(request_id)
         self._bookings[request_id] = booking
         self._held.add(booking, 1)
-        self._unreported.add(booking, 1)
+        if not booking.is_reported:
+            self._unreported.add(booking, 1)
 
     def admitted(self, request_id: str, now_s: float) -> None:
         """It holds the request; the next report will contain it."""
@@ -118,6 +126,7 @@ class Instance:
         self.accept_length = _accept_length(self.load, load, self.accept_length)
         self.load, self.load_at_s, self.heard_at_s = load, now_s, now_s
         self.full_until_s = 0.0
+        self.cut_from_until_s.clear()
         for request_id, booking in list(self._bookings.items()):
             if booking.is_reported or booking.admitted_at_s is None or booking.admitted_at_s >= now_s:
                 continue

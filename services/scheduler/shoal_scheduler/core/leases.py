@@ -46,6 +46,7 @@ class Lease:
     never: dict[str, str] = field(default_factory=dict)
     began_with: str | None = None
     homeless_since_s: float | None = None
+    is_judged: bool = False
     position: int | None = None
 
     @property
@@ -82,6 +83,10 @@ class Leases:
     def get(self, request_id: str) -> Lease | None:
         """One lease."""
         return self._leases.get(request_id)
+
+    def of_stream(self, stream_id: str) -> Sequence[Lease]:
+        """The leases of one stream."""
+        return [self._leases[key] for key in self._of_stream.get(stream_id, ())]
 
     def is_open(self, stream_id: str) -> bool:
         """A stream takes messages."""

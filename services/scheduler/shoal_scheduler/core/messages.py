@@ -1,9 +1,9 @@
-"""What the scheduler says to gateways."""
+"""Words between the scheduler and gateways."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 
 class DenialReason(StrEnum):
@@ -16,6 +16,20 @@ class DenialReason(StrEnum):
     UNKNOWN_MODEL = "UNKNOWN_MODEL"
     DEADLINE = "DEADLINE"
     TOO_MANY_ATTEMPTS = "TOO_MANY_ATTEMPTS"
+
+
+class LossCause(Enum):
+    """Why a running attempt is gone. `counts`: it tells against the worker."""
+
+    BROKEN = "broken"
+    NO_PROGRESS = "no_progress"
+    MOVED = "moved"
+    DRAINED = "drained"
+
+    @property
+    def counts(self) -> bool:
+        """It tells against the worker."""
+        return self in (LossCause.BROKEN, LossCause.NO_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from shoal_scheduler.core.fleet import Fleet
 from shoal_scheduler.core.instance import Instance
 from shoal_scheduler.core.kv_view import KvView
 from shoal_scheduler.core.leases import Lease
+from shoal_scheduler.core.messages import Placement, Target
 
 MAX_PREFILL_WORKERS = 2
 
@@ -24,12 +25,28 @@ class Chosen:
     hit_tokens: int
     uncached_tokens: int
 
+    def answer(self, placement_id: str) -> Placement:
+        """The same as the gateway hears it."""
+        return Placement(
+            placement_id=placement_id,
+            decode=_target(self.decode),
+            prefill=tuple(map(_target, self.prefill)),
+            kv_id=self.decode.presence.kv_id,
+            numerics_id=self.decode.presence.numerics_id,
+            expected_hit_tokens=self.hit_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """No room now. `waits_for`: the workers that may take it later; nobody behind it should take these first."""
+    """No room now.
+
+    waits_for       the workers that may take it later; nobody behind it should take these first
+    is_whole_pool   these are all workers that a request of its pool could wait for
+    """
 
     waits_for: Collection[str]
+    is_whole_pool: bool
 
 
 class Placer:
@@ -43,7 +60,10 @@ class Placer:
     def choose(self, lease: Lease, now_s: float, taken: Collection[str]) -> Chosen | Blocked:
         """A place for a request, with `taken` left to those before it. Changes nothing but whose turn it is next."""
         eligible = [
-            one for one in self._sound(lease, now_s) if now_s >= lease.not_before_s.get(one.instance_id, -math.inf)
+            one
+            for one in self._sound(lease, now_s)
+            if now_s >= lease.not_before_s.get(one.instance_id, -math.inf)
+            and now_s >= one.cut_from_until_s.get(lease.stream_id, -math.inf)
         ]
         need = lease.need
         able = [
@@ -52,7 +72,8 @@ class Placer:
         # Silent ones last: they may be gone, but if nobody reports they are all there is.
         able = [one for one in able if not one.is_stale(now_s)] or able
         if not able:
-            return Blocked({one.instance_id for one in eligible})
+            is_whole_pool = len(eligible) == len(self._fleet.eligible(lease.spec))
+            return Blocked({one.instance_id for one in eligible}, is_whole_pool)
         spec = lease.spec
         hits = self._kv.hits(spec.chains, spec.prompt_tokens)
         costs = [
@@ -96,3 +117,7 @@ class Placer:
         if chosen:
             self._last_prefill = chosen[0].instance_id
         return chosen
+
+
+def _target(instance: Instance) -> Target:
+    return Target(instance.instance_id, instance.presence.address)

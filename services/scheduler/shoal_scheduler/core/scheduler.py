@@ -3,63 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
-from enum import Enum
 
 from shoal_common.presence import Presence
 
+from shoal_scheduler.core.admission import Admission
+from shoal_scheduler.core.evidence import note_loss, note_refusal
 from shoal_scheduler.core.fleet import DECODE, Fleet
 from shoal_scheduler.core.kv_view import KvView
 from shoal_scheduler.core.leases import Lease, Leases, State
 from shoal_scheduler.core.limits import Limits
-from shoal_scheduler.core.messages import Answer, DenialReason, Denied, Outgoing, Placement, Queued, Target
-from shoal_scheduler.core.placement import Blocked, Chosen, Placer
+from shoal_scheduler.core.messages import Answer, DenialReason, Denied, LossCause, Outgoing, Queued
+from shoal_scheduler.core.placement import Chosen, Placer
 from shoal_scheduler.core.queue import WaitingQueue
 from shoal_scheduler.core.requests import Pool, RequestSpec
 from shoal_scheduler.core.service_rate import ServiceRate
+from shoal_scheduler.core.totals import Totals
 
-_EXCEEDS = "EXCEEDS_CAPACITY"
-_NEVER_REASONS = frozenset({_EXCEEDS, "NUMERICS_MISMATCH", "CONSTRAINT_MISMATCH"})
-"""A worker that refuses so will refuse this request for ever."""
-_FULL_REASONS = frozenset({"OUT_OF_BLOCKS", "OUT_OF_SLOTS", "QUEUE_FULL", "OUT_OF_CAPACITY"})
-_LEAVING_REASONS = frozenset({"DRAINING", "STOPPING"})
 _REASONS_AGAINST = {DenialReason.EXCEEDS_CAPACITY, DenialReason.UNKNOWN_MODEL}
 """Trying again makes no sense."""
-
-
-class LossCause(Enum):
-    """Why a running attempt is gone. `counts`: it tells against the worker."""
-
-    BROKEN = "broken"
-    NO_PROGRESS = "no_progress"
-    MOVED = "moved"
-    DRAINED = "drained"
-
-    @property
-    def counts(self) -> bool:
-        """It tells against the worker."""
-        return self in (LossCause.BROKEN, LossCause.NO_PROGRESS)
-
-
-@dataclasses.dataclass(slots=True)
-class Totals:
-    """What happened since the start, for the metrics."""
-
-    placements: int = 0
-    remote_prefills: int = 0
-    prompt_tokens: int = 0
-    expected_hit_tokens: int = 0
-    refusals: int = 0
-    losses: int = 0
-    denials: Counter[DenialReason] = dataclasses.field(default_factory=Counter)
-
-    def count(self, spec: RequestSpec, chosen: Chosen) -> None:
-        """A placement was made."""
-        self.placements += 1
-        self.remote_prefills += bool(chosen.prefill)
-        self.prompt_tokens += spec.prompt_tokens
-        self.expected_hit_tokens += chosen.hit_tokens
+_MAX_VERDICTS = 256
+"""A verdict looks at the whole fleet; after a change the queue is judged in so many at a time."""
 
 
 class Scheduler:
@@ -74,6 +38,7 @@ class Scheduler:
         self.fleet, self.leases, self.queue = fleet, Leases(grace_s=limits.stream_grace_s), WaitingQueue()
         self.kv, self.totals = kv, Totals()
         self._placer, self._limits, self._replica_id = placer, limits, replica_id
+        self._admission = Admission(fleet, self.queue, limits)
         self._rate = ServiceRate()
         self._out: list[Outgoing] = []
         self._silent: list[Lease] = []
@@ -86,8 +51,8 @@ class Scheduler:
     def break_stream(self, stream_id: str, now_s: float) -> None:
         """A stream ended. What it asked for stops waiting; its books are dropped after the grace."""
         self.leases.break_stream(stream_id, now_s)
-        for lease in self.leases:
-            if lease.stream_id == stream_id and lease.state is State.QUEUED:
+        for lease in self.leases.of_stream(stream_id):
+            if lease.state is State.QUEUED:
                 # There is nobody to tell of a placement, and whoever comes back submits it anew.
                 self._forget(lease)
 
@@ -113,13 +78,8 @@ class Scheduler:
             deadline_s=now_s + remaining_s,
         )
         self.leases.add(lease)
-        reason = self._hopeless(lease)
-        if reason is not None:
-            self._deny(lease, reason, now_s)
-        elif self._make_room(lease, now_s):
+        if self._judge(lease, now_s) and self._make_room(lease, now_s):
             self._enqueue(lease)
-        else:
-            self._deny(lease, DenialReason.QUEUE_FULL, now_s)
 
     def adopt(
         self,
@@ -155,8 +115,7 @@ class Scheduler:
         )
         self.leases.add(lease)
         if worker is not None:
-            worker.book(request_id, lease.need)
-            worker.admitted(request_id, now_s)
+            worker.adopt(request_id, lease.need, now_s)
 
     def admitted(self, request_id: str, attempt: int, now_s: float) -> None:
         """The worker holds the request."""
@@ -174,16 +133,8 @@ class Scheduler:
         if lease is None or lease.state is State.QUEUED:
             return
         self.totals.refusals += 1
-        lease.closed_attempt, lease.refusal_count = attempt, lease.refusal_count + 1
-        if reason in _NEVER_REASONS:
-            lease.never[lease.worker_id] = reason
-        backoff_s = self._limits.refusal_backoff_s * 2 ** (lease.refusal_count - 1)
-        lease.not_before_s[lease.worker_id] = now_s + backoff_s
-        worker = self.fleet.get(lease.worker_id)
-        if worker is not None and reason in _FULL_REASONS:
-            worker.full_until_s = now_s + self._limits.refusal_hold_s
-        if worker is not None and reason in _LEAVING_REASONS:
-            worker.leaving_until_s = now_s + self._limits.refusal_hold_s
+        lease.closed_attempt = attempt
+        note_refusal(lease, self.fleet.get(lease.worker_id), reason, self._limits, now_s)
         self._place_again(lease, lease.refusal_count > self._limits.max_refusals, DenialReason.NO_CAPACITY, now_s)
 
     def lost(self, request_id: str, attempt: int, cause: LossCause, output_counts: Sequence[int], now_s: float) -> None:
@@ -193,16 +144,9 @@ class Scheduler:
             return
         self.totals.losses += 1
         lease.closed_attempt, lease.output_counts = attempt, tuple(output_counts)
-        lease.loss_count += cause.counts
         if lease.placement is not None and any(output_counts):
             lease.began_with = lease.placement.numerics_id
-        worker = self.fleet.get(lease.worker_id)
-        if worker is not None and cause.counts:
-            worker.strike(now_s, suspect_s=self._limits.suspect_s, longest_s=self._limits.longest_suspect_s)
-        if worker is not None and cause is LossCause.DRAINED:
-            worker.leaving_until_s = now_s + self._limits.refusal_hold_s
-        if cause is LossCause.MOVED:
-            lease.not_before_s[lease.worker_id] = now_s + self._limits.refusal_backoff_s
+        note_loss(lease, self.fleet.get(lease.worker_id), cause, self._limits, now_s)
         self._place_again(lease, lease.loss_count > self._limits.max_losses, DenialReason.TOO_MANY_ATTEMPTS, now_s)
 
     def ended(self, request_id: str) -> None:
@@ -223,18 +167,25 @@ class Scheduler:
                     if lease.state is State.RUNNING:
                         instance.admitted(lease.request_id, now_s)
 
+    def instance_down(self, instance_id: str) -> None:
+        """An instance is gone. Those who wait may have waited for it."""
+        self.fleet.down(instance_id)
+        for lease in self.queue.in_order():
+            lease.is_judged = False
+
     def tick(self, now_s: float) -> None:
         """Time passed: what waited too long is denied, broken streams are forgotten, positions are told anew."""
         for lease in self.leases.orphans(now_s):
             self._release(lease)
-        position = 0
+        position, verdicts = 0, 0
         homeless: dict[Pool, bool] = {}
         for lease in list(self.queue.in_order()):
+            verdicts += not lease.is_judged
             if now_s >= lease.deadline_s:
                 self._deny(lease, DenialReason.DEADLINE, now_s)
-            elif self._is_homeless_too_long(lease, homeless, now_s):
+            elif self._admission.is_homeless_too_long(lease, homeless, now_s):
                 self._deny(lease, DenialReason.NO_WORKERS, now_s)
-            else:
+            elif verdicts >= _MAX_VERDICTS or self._judge(lease, now_s):
                 if lease.position != position:
                     self._say_position(lease, position)
                 position += 1
@@ -251,17 +202,23 @@ class Scheduler:
         return out
 
     def _place_waiting(self, now_s: float) -> None:
-        is_open = {one.instance_id for one in self.fleet.of_role(DECODE) if one.is_open(now_s)}
+        left = {one.instance_id for one in self.fleet.of_role(DECODE) if one.is_open(now_s)}
         taken: set[str] = set()
+        full: set[Pool] = set()
         for lease in self.queue.in_order():
-            if not is_open - taken:
+            if not left:
                 return
+            if lease.spec.pool in full:
+                continue
             outcome = self._placer.choose(lease, now_s, taken)
-            if isinstance(outcome, Blocked):
-                # Whoever comes later must not eat what the one before waits for, however small it is.
-                taken.update(outcome.waits_for)
-            else:
+            if isinstance(outcome, Chosen):
                 self._place(lease, outcome, now_s)
+                continue
+            # Whoever comes later must not eat what the one before waits for, however small it is.
+            taken.update(outcome.waits_for)
+            left.difference_update(outcome.waits_for)
+            if outcome.is_whole_pool:
+                full.add(lease.spec.pool)
 
     def _place(self, lease: Lease, chosen: Chosen, now_s: float) -> None:
         self.queue.take(lease, is_served=True)
@@ -272,71 +229,45 @@ class Scheduler:
         if chosen.prefill:
             lease.prefill_id = chosen.prefill[0].instance_id
             chosen.prefill[0].book_prefill(lease.request_id, chosen.uncached_tokens)
-        lease.placement = Placement(
-            placement_id=f"{self._replica_id}.{self._placement_count}",
-            decode=Target(decode.instance_id, decode.presence.address),
-            prefill=tuple(Target(one.instance_id, one.presence.address) for one in chosen.prefill),
-            kv_id=decode.presence.kv_id,
-            numerics_id=decode.presence.numerics_id,
-            expected_hit_tokens=chosen.hit_tokens,
-        )
+        lease.placement = chosen.answer(f"{self._replica_id}.{self._placement_count}")
         self._rate.placed(now_s)
-        self.totals.count(lease.spec, chosen)
+        self.totals.placed(
+            prompt_tokens=lease.spec.prompt_tokens, hit_tokens=chosen.hit_tokens, is_remote=bool(chosen.prefill)
+        )
         self._say(lease, lease.placement)
 
     def _place_again(self, lease: Lease, is_too_often: bool, reason: DenialReason, now_s: float) -> None:
         self._release(lease)
         lease.state = State.QUEUED
+        lease.is_judged = False
         # Not bound by the queue's limit: it was let in once, and what runs is bounded already.
         self._enqueue(lease)
         if is_too_often:
             self._deny(lease, reason, now_s)
-        elif not any(lease.output_counts) and (hopeless := self._hopeless(lease)) is not None:
-            self._deny(lease, hopeless, now_s)
+        else:
+            self._judge(lease, now_s)
+
+    def _judge(self, lease: Lease, now_s: float) -> bool:
+        """Deny a request that no waiting helps. True if it may wait. An answer that began waits for what may come."""
+        if lease.is_judged or any(lease.output_counts) or not self._admission.is_view_settled(now_s):
+            return True
+        lease.is_judged = True
+        reason = self._admission.hopeless(lease)
+        if reason is not None:
+            self._deny(lease, reason, now_s)
+        return reason is None
+
+    def _make_room(self, lease: Lease, now_s: float) -> bool:
+        """Whether a new request may wait; if the queue is full, one that matters less must go for it, or it itself."""
+        if self._admission.has_room():
+            return True
+        victim = self._admission.victim_for(lease)
+        self._deny(victim or lease, DenialReason.QUEUE_FULL, now_s)
+        return victim is not None
 
     def _enqueue(self, lease: Lease) -> None:
         self.queue.put(lease)
         self._silent.append(lease)
-
-    def _make_room(self, lease: Lease, now_s: float) -> bool:
-        """Whether a new request may wait; if the queue is full, one that matters less must go for it."""
-        if len(self.queue) < self._limits.max_queued:
-            return True
-        spec = lease.spec
-        last = self.queue.last_of(spec.priority)
-        if last is None:
-            return False
-        if last.spec.priority == spec.priority:
-            mine = self.queue.waiting_of(spec.priority, spec.tenant)
-            theirs = self.queue.waiting_of(spec.priority, last.spec.tenant)
-            if mine + 1 >= theirs:
-                return False
-        self._deny(last, DenialReason.QUEUE_FULL, now_s)
-        return True
-
-    def _hopeless(self, lease: Lease) -> DenialReason | None:
-        """Why no waiting helps."""
-        if not self.fleet.knows_model(lease.spec.model):
-            return DenialReason.UNKNOWN_MODEL
-        workers = self.fleet.eligible(lease.spec)
-        if workers and all(
-            not one.could_hold(lease.spec) or lease.never.get(one.instance_id) == _EXCEEDS for one in workers
-        ):
-            return DenialReason.EXCEEDS_CAPACITY
-        return None
-
-    def _is_homeless_too_long(self, lease: Lease, known: dict[Pool, bool], now_s: float) -> bool:
-        """There has been no worker of its kind for longer than it may wait for one. `known`: answers of this tick."""
-        pool = lease.spec.pool
-        if pool not in known:
-            workers = self.fleet.eligible(lease.spec)
-            known[pool] = all(one.presence.is_draining for one in workers)
-        if not known[pool]:
-            lease.homeless_since_s = None
-            return False
-        if lease.homeless_since_s is None:
-            lease.homeless_since_s = now_s
-        return now_s - lease.homeless_since_s >= self._limits.homeless_wait_s
 
     def _bounded(self, spec: RequestSpec) -> RequestSpec:
         if self.leases.chain_length + spec.chain_length <= self._limits.max_chain_length:
