@@ -42,6 +42,14 @@ class ModelCache:
         """A new sequence starts in this slot."""
         self.state.clear(slot)
 
+    def copy_slot(self, source: int, target: int) -> None:
+        """See `StateSlots.copy`."""
+        self.state.copy(source, target)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See `PagedCache.copy_block`."""
+        self.pages.copy_block(source, target)
+
     def read_block(self, block_id: int) -> bytes:
         """See `PagedCache.read_block`."""
         return self.pages.read_block(block_id)
@@ -57,6 +65,15 @@ class ModelCache:
     def write_entries(self, block_id: int, num_tokens: int, data: bytes | memoryview) -> None:
         """See `PagedCache.write_entries`."""
         self.pages.write_entries(block_id, num_tokens, data)
+
+    @property
+    def window_row_bytes(self) -> int:
+        """Bytes of one window record."""
+        return self.state.window_row_bytes
+
+    def has_window(self, slot: int, layers: range, low: int, high: int) -> bool:
+        """See `StateSlots.has_window`."""
+        return self.state.has_window(slot, layers, low, high)
 
     def read_window(self, slot: int, layers: range, low: int, high: int) -> Tensor:
         """See `StateSlots.read_window`."""

@@ -51,6 +51,10 @@ class PagedCache:
         units = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(self._storage.dtype)
         self._storage[self._checked(block_id)] = units.to(self._storage.device)
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Make block `target` hold what block `source` holds."""
+        self._storage[self._checked(target)] = self._storage[self._checked(source)]
+
     def read_entries(self, block_id: int, num_tokens: int) -> bytes:
         """Logical rows of a block's first `num_tokens` tokens: per owner its index rows, then its main rows."""
         parts = []

@@ -48,6 +48,10 @@ class PositionTags:
         """Forget everything a slot holds (a new sequence starts in it)."""
         self._tags[slot] = _EMPTY
 
+    def copy(self, source: int, target: int) -> None:
+        """Slot `target` holds what slot `source` holds."""
+        self._tags[target] = self._tags[source]
+
     def places(self, slots: Ints, positions: Ints) -> Ints:
         """Flat places of (slot, position) pairs, which broadcast."""
         return slots * self.length + positions % self.length
@@ -147,6 +151,13 @@ class Ring:
         index = np.where(in_ring, places, (first_scratch - first)[:, None] + keys)
         index[keys > last_key[:, None]] = -1
         return torch.from_numpy(index.astype(np.int32))
+
+    def copy(self, source: int, target: int) -> None:
+        """Make slot `target` hold what slot `source` holds."""
+        taken, given = slice(source * self.length, (source + 1) * self.length), target * self.length
+        for buffer in self.layers:
+            buffer[given : given + self.length] = buffer[taken]
+        self.tags.copy(source, target)
 
     def read(self, slot: int, low: int, high: int) -> Tensor:
         """Values of positions [low, high) of one slot: [layers, high - low, *row shape]. Raises StaleRingRead."""

@@ -53,10 +53,20 @@ class StateSlots:
         """All four groups."""
         return (*self._groups, self.pairs)
 
+    @property
+    def window_row_bytes(self) -> int:
+        """Bytes of one window record."""
+        return self._format.units * self._format.storage_dtype.itemsize
+
     def clear(self, slot: int) -> None:
         """A new sequence starts in this slot: nothing that it held can be read any more."""
         for ring in self.rings:
             ring.tags.clear(slot)
+
+    def copy(self, source: int, target: int) -> None:
+        """Another sequence goes on in slot `target` from where the one in `source` stands."""
+        for ring in self.rings:
+            ring.copy(source, target)
 
     def reserve(self, num_rows: int) -> None:
         """Make room for a step of `num_rows` rows."""

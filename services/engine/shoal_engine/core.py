@@ -1,0 +1,538 @@
+"""The engine without its thread: requests come in, steps run, events go out. Everything here belongs to one thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Generic
+
+from shoal_common.errors import AlreadyExists, Draining, Internal, MeshError, Moved, Superseded
+
+from shoal_engine.admission import Growth, choose_victim
+from shoal_engine.batcher import ChunkWork, StepBudget, plan_chunks
+from shoal_engine.block_pool import BLOCK_TOKENS
+from shoal_engine.errors import BadRows, OutOfBlocks, UnknownRequest, WrongPhase
+from shoal_engine.events import AdmitInfo, EngineSink, EngineStats, FinishReason, TokenEntry
+from shoal_engine.handover import Exporter, Importer, lead_of
+from shoal_engine.holdings import Holdings
+from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows, RowKind
+from shoal_engine.model_port import Hidden, StepModel
+from shoal_engine.planner import WidthPlanner, WidthView
+from shoal_engine.replay import plan_prompt, recovery_decoder_start
+from shoal_engine.request_states import new_state
+from shoal_engine.requests import GenerationRequest, PrefillRequest
+from shoal_engine.sequence import Phase, RequestState, Sequence
+from shoal_engine.snapshots import WindowCopies, prefill_cuts, snapshot_position, stored_snapshots
+from shoal_engine.step import ChunkRows, DecodeRows, FirstRow, Stepper, draft_cap
+from shoal_engine.write_back import WriteBack
+
+logger = logging.getLogger(__name__)
+
+_AVERAGE_WEIGHT = 0.1
+"""Weight of the newest step in the moving averages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    replay_length   K; at least W + B of the model
+    max_context     positions of prompt + output; None takes the model's
+    budget          rows of a step
+    growth          how many blocks are held ahead
+    """
+
+    replay_length: int
+    max_context: int | None = None
+    budget: StepBudget = field(default_factory=StepBudget)
+    growth: Growth = field(default_factory=Growth)
+
+
+class EngineCore(Generic[Hidden]):
+    """Requests of one model instance and the steps that serve them.
+
+    Invariant: what is not free in the pools belongs to a request in `_requests`; one that leaves holds nothing.
+    """
+
+    def __init__(
+        self,
+        model: StepModel[Hidden],
+        config: EngineConfig,
+        sink: EngineSink,
+        planner: WidthPlanner,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        shape = model.shape
+        least = shape.window + shape.backtrack
+        if config.replay_length < least:
+            raise ValueError(f"replay_length must be at least {least} (window + backtrack), got {config.replay_length}")
+        self._model = model
+        self._shape = shape
+        self._replay_length = config.replay_length
+        self._max_context = min(config.max_context or shape.max_context, shape.max_context)
+        self._budget = config.budget
+        self._sink = sink
+        self._planner = planner
+        self._clock = clock
+        self._holdings = Holdings(shape.block_count, shape.slot_count, config.growth)
+        self._importer = Importer(model, config.replay_length)
+        self._exporter = Exporter(model, config.replay_length)
+        self._write_back = WriteBack(self._exporter, sink)
+        self._stepper = Stepper(model, self._write_back.choice_advanced)
+        self._requests: dict[str, RequestState] = {}
+        self._handed_over: list[FirstRow[Hidden]] = []
+        self._admitted_count = 0
+        self._step_count = 0
+        self._decode_count = 0
+        self._step_time = 0.0
+        self._accept_length = 0.0
+        self._is_draining = False
+
+    # Commands
+
+    def admit(self, request: GenerationRequest | PrefillRequest) -> AdmitInfo:
+        """Take a request in; it holds its blocks and slots and waits for `start`.
+
+        raises   PromptTooLong, TokenOutOfRange, InvalidArgument, ExceedsCapacity; OutOfBlocks, OutOfSlots, Draining;
+                 AlreadyExists unless its attempt is greater than that of the running one, which then ends (Superseded)
+        """
+        older = self._requests.get(request.request_id)
+        if older is not None:
+            if request.attempt <= older.request.attempt:
+                raise AlreadyExists(
+                    f"attempt {older.request.attempt} of request {request.request_id} runs here",
+                    reason="ATTEMPT_NOT_NEWER",
+                    attempt=older.request.attempt,
+                )
+            self._fail(older, Superseded(f"attempt {request.attempt} replaces this one", attempt=request.attempt))
+        if self._is_draining:
+            raise Draining("the engine takes no new requests")
+        state = new_state(
+            request,
+            number=self._admitted_count,
+            shape=self._shape,
+            max_context=self._max_context,
+            choice_seed=self._model.choice_seed,
+        )
+        waiting = [other for other in self._requests.values() if other.phase is Phase.WAITING]
+        if any(other.request.priority >= request.priority for other in waiting):
+            raise OutOfBlocks(f"{len(waiting)} requests wait for blocks", waiting=len(waiting))
+        self._holdings.take(state)
+        self._prepare(state)
+        self._admitted_count += 1
+        self._requests[request.request_id] = state
+        slots = len(state.live)
+        return AdmitInfo(blocks=sum(len(s.blocks) for s in state.live), slots=slots)
+
+    def load_prefix(self, request_id: str, prefix: PrefixRows) -> None:
+        """Load a prefix hit into an admitted request. Raises UnknownRequest, WrongPhase, HitNotUsable, BadRows."""
+        state = self._admitted(request_id)
+        if state is not None:
+            self._importer.prefix(state, prefix)
+
+    def load_rows(self, request_id: str, rows: SequenceOf[LogicalRows]) -> None:
+        """Load some rows of a prompt prefilled elsewhere. Raises UnknownRequest, WrongPhase, BadRows."""
+        state = self._admitted(request_id)
+        if state is not None:
+            self._importer.rows(state, rows)
+
+    def load_prompt(self, request_id: str, handover: HandoverRows) -> None:
+        """Load what is left of a prompt prefilled elsewhere; its choices run from the next step on.
+
+        raises   UnknownRequest, WrongPhase; BadRows: the request is as it was and `start` can run the prompt here
+        """
+        state = self._admitted(request_id)
+        if state is None:
+            return self.start(request_id)
+        if len(handover.hidden_row) != self._shape.hidden_bytes:
+            raise BadRows(f"a hidden row has {self._shape.hidden_bytes} bytes, got {len(handover.hidden_row)}")
+        self._importer.rows(state, handover.rows)
+        self._importer.check_complete(state)
+        state.is_started = True
+        if not state.live:
+            return self._end(state)
+        self._plan_prompt(state)
+        state.cached_tokens = max(state.hit_tokens, handover.cached_tokens)
+        # The other side stores what belongs to the prompt alone.
+        state.exported_blocks = state.prompt_length // BLOCK_TOKENS
+        state.exported_snapshots.add(snapshot_position(state.prompt_length, self._replay_length))
+        state.phase = Phase.LOADED
+        self._handed_over.append(FirstRow(state, self._model.hidden_from_bytes(handover.hidden_row), 0))
+
+    def start(self, request_id: str) -> None:
+        """Run the prompt here from what is loaded. Raises UnknownRequest, WrongPhase."""
+        state = self._admitted(request_id)
+        if state is None:
+            self._requests[request_id].is_started = True
+            return
+        state.is_started = True
+        if not state.live:
+            return self._end(state)
+        self._start_prompt(state)
+
+    def finish(self, request_id: str, choice: int, end_index: int) -> bool:
+        """End a choice normally after `end_index` output tokens; later ones are dropped.
+
+        returns  False when it had ended already, or has fewer tokens
+        raises   UnknownRequest
+        """
+        state = self._known(request_id)
+        if not 0 <= choice < len(state.sequences) or state.is_prefill_only:
+            raise UnknownRequest(f"request {request_id} has no choice {choice}", choice=choice)
+        sequence = state.sequences[choice]
+        if end_index > len(sequence.output):
+            return False
+        del sequence.output[end_index:]
+        if sequence.is_done:
+            return False
+        self._end_choice(state, sequence, FinishReason.STOP)
+        return True
+
+    def cancel(self, request_id: str) -> bool:
+        """Drop a request in any phase; nothing of it is stored and no event comes. False: it is not here."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return False
+        self._remove(state)
+        return True
+
+    def pause(self, request_id: str, choice: int) -> None:
+        """Skip the rows of a choice from the next step on; it keeps what it holds. Raises UnknownRequest."""
+        self._known(request_id).sequences[choice].is_paused = True
+
+    def resume(self, request_id: str, choice: int) -> None:
+        """Undo `pause`. Raises UnknownRequest."""
+        self._known(request_id).sequences[choice].is_paused = False
+
+    def move(self, request_id: str) -> None:
+        """End a request with Moved: it goes on elsewhere from its next indices. Raises UnknownRequest."""
+        self._fail(self._known(request_id), _moved())
+
+    def drain(self) -> None:
+        """Take no new requests."""
+        self._is_draining = True
+
+    def undrain(self) -> None:
+        """Take new requests again."""
+        self._is_draining = False
+
+    def fail_all(self, error: MeshError) -> None:
+        """End every request with `error`."""
+        for state in list(self._requests.values()):
+            self._fail(state, error)
+
+    # Steps
+
+    def step(self) -> bool:
+        """Run one step. False: nothing could run."""
+        self._take_back_waiting()
+        decodes = self._plan_decodes()
+        chunks = self._plan_chunks(sum(rows.width + 1 for rows in decodes))
+        handed_over = [start for start in self._handed_over if start.state.phase is Phase.LOADED]
+        self._handed_over = []
+        if not (decodes or chunks or handed_over):
+            return False
+        began = self._clock()
+        self._step_count += 1
+        try:
+            self._run(decodes, chunks, handed_over)
+        except Exception:
+            involved = [r.state for r in decodes] + [r.state for r in chunks] + [r.state for r in handed_over]
+            logger.exception("step failed", extra={"step": self._step_count, "requests": len(involved)})
+            for state in involved:
+                self._fail(state, Internal("a step of this request failed"))
+        self._observe(decodes, chunks, self._clock() - began)
+        return True
+
+    def stats(self) -> EngineStats:
+        """This moment's numbers."""
+        states = self._requests.values()
+        waiting = sum(state.phase is Phase.WAITING for state in states)
+        return EngineStats(
+            running=len(self._requests) - waiting,
+            waiting=waiting,
+            runnable=sum(self._is_runnable(state) for state in states),
+            block_count=self._holdings.blocks.block_count,
+            free_blocks=self._holdings.blocks.free_count,
+            slot_count=self._holdings.slots.slot_count,
+            free_slots=self._holdings.slots.free_count,
+            step_count=self._step_count,
+            step_time_ema_s=self._step_time,
+            accept_length_ema=self._accept_length,
+            verify_width=self._planner.max_width,
+        )
+
+    def _run(self, decodes: list[DecodeRows], chunks: list[ChunkRows], handed_over: list[FirstRow[Hidden]]) -> None:
+        starts = list(handed_over)
+        made: list[tuple[RequestState, Sequence, TokenEntry]] = []
+        if decodes or chunks:
+            hidden = self._stepper.forward(decodes, chunks)
+            made += [(rows.state, rows.sequence, entry) for rows, entry in self._stepper.verify(decodes, hidden)]
+            self._observe_accepted([entry.accepted for _, _, entry in made])
+            starts += self._advance(chunks, hidden, sum(rows.width + 1 for rows in decodes))
+        for start in starts:
+            made += self._begin_choices(start)
+        if made:
+            self._sink.on_tokens(self._step_count, [entry for _, _, entry in made])
+        for state, sequence, entry in made:
+            if entry.finish_reason is not None:
+                self._end_choice(state, sequence, entry.finish_reason)
+        going_on = [(state, s) for state, s, _ in made if not s.is_done and not s.is_paused]
+        self._stepper.draft(going_on, self._planner.max_width)
+
+    def _advance(self, chunks: list[ChunkRows], hidden: Hidden, first_row: int) -> list[FirstRow[Hidden]]:
+        starts: list[FirstRow[Hidden]] = []
+        for rows in chunks:
+            state, sequence, old = rows.state, rows.sequence, rows.sequence.frontier
+            is_prompt, completes = rows.is_prompt, rows.completes_prompt
+            sequence.frontier += rows.count
+            if is_prompt:
+                self._write_back.prompt_advanced(state, sequence)
+            else:
+                self._write_back.choice_advanced(state, sequence, old)
+            if completes:
+                starts.append(FirstRow(state, hidden, first_row + len(starts)))
+        return starts
+
+    def _begin_choices(self, start: FirstRow[Hidden]) -> list[tuple[RequestState, Sequence, TokenEntry]]:
+        """The prompt is complete: share it among the choices and sample where nothing has been emitted yet."""
+        state = start.state
+        if state.is_prefill_only:
+            self._hand_over(start)
+            return []
+        lead, lead_slot = lead_of(state)
+        run, length = state.run, state.prompt_length
+        assert run is not None, "a complete prompt was planned"
+        fresh = []
+        for sequence in state.live:
+            assert sequence.slot is not None, "live choices hold a slot"
+            if sequence is not lead:
+                self._model.copy_slot(lead_slot, sequence.slot)
+                if length % BLOCK_TOKENS:
+                    place = length // BLOCK_TOKENS
+                    self._model.copy_block(lead.blocks[place], sequence.blocks[place])
+                sequence.copies = lead.copies.clone()
+            sequence.frontier = length
+            sequence.decoder_window_start = run.decoder_start
+            if sequence.output:
+                reach = recovery_decoder_start(
+                    length + len(sequence.output) - 1,
+                    decoder_layers=self._shape.decoder_layers,
+                    window=self._shape.window,
+                )
+                sequence.decoder_window_start = max(run.decoder_start, reach)
+            else:
+                fresh.append(sequence)
+            has_context = start.state.phase is not Phase.LOADED or self._has_draft_window(state)
+            sequence.draft_window_start = sequence.decoder_window_start if has_context else length
+        for sequence in state.sequences:
+            if sequence.is_done:
+                self._holdings.give_back_sequence(sequence)
+        state.lead, state.phase = None, Phase.DECODE
+        return [(state, sequence, entry) for sequence, entry in self._stepper.first_tokens(start, fresh)]
+
+    def _hand_over(self, start: FirstRow[Hidden]) -> None:
+        state, run = start.state, start.state.run
+        assert run is not None, "a complete prompt was planned"
+        request_id = state.request.request_id
+        self._sink.on_prefill_rows(request_id, self._exporter.final_rows(state))
+        hidden_row = self._model.hidden_to_bytes(start.hidden, start.row)
+        self._remove(state)
+        self._sink.on_prefilled(request_id, hidden_row, state.prompt_length - run.run_start)
+
+    # Planning
+
+    def _plan_decodes(self) -> list[DecodeRows]:
+        ready = [
+            (state, sequence)
+            for state in self._in_order(Phase.DECODE)
+            for sequence in state.live
+            if sequence.output and not sequence.is_paused and _is_caught_up(state, sequence)
+        ]
+        views = [
+            WidthView(min(len(s.drafts), draft_cap(state, s, self._planner.max_width)), s.confidence)
+            for state, s in ready
+        ]
+        rows = []
+        for (state, sequence), width, view in zip(ready, self._planner.widths(views), views, strict=True):
+            assert 0 <= width <= view.cap, f"planned width {width} is not in [0, {view.cap}]"
+            if state.phase is Phase.DECODE and self._cover(state, sequence, sequence.frontier + 1 + width):
+                rows.append(DecodeRows(state, sequence, width))
+        # A request planned early may have given up its blocks to an older one planned late.
+        return [row for row in rows if row.state.phase is Phase.DECODE]
+
+    def _plan_chunks(self, decode_rows: int) -> list[ChunkRows]:
+        works: list[tuple[RequestState, Sequence, ChunkWork]] = []
+        for state in self._in_order(Phase.PREFILL):
+            lead, _ = lead_of(state)
+            works.append((state, lead, self._work(state, lead.frontier, state.prompt_length, state.cuts)))
+        for state in self._in_order(Phase.DECODE):
+            for sequence in state.live:
+                if sequence.output and not sequence.is_paused and not _is_caught_up(state, sequence):
+                    end = state.prompt_length + len(sequence.output) - 1
+                    cuts = range(0, end, BLOCK_TOKENS) if state.request.export_chain else ()
+                    works.append((state, sequence, self._work(state, sequence.frontier, end, tuple(cuts))))
+        counts = plan_chunks([work for _, _, work in works], decode_rows, self._budget)
+        return [ChunkRows(state, s, count) for (state, s, _), count in zip(works, counts, strict=True) if count]
+
+    def _work(self, state: RequestState, start: int, end: int, cuts: tuple[int, ...]) -> ChunkWork:
+        return ChunkWork(start, end, cuts, state.request.priority, state.request.arrival)
+
+    def _in_order(self, phase: Phase) -> list[RequestState]:
+        return sorted((s for s in self._requests.values() if s.phase is phase), key=lambda state: state.order)
+
+    def _is_runnable(self, state: RequestState) -> bool:
+        if state.phase is Phase.DECODE:
+            return any(not sequence.is_paused for sequence in state.live)
+        return state.phase in (Phase.PREFILL, Phase.LOADED)
+
+    # Life of a request
+
+    def _known(self, request_id: str) -> RequestState:
+        state = self._requests.get(request_id)
+        if state is None:
+            raise UnknownRequest(f"request {request_id} is not here", request_id=request_id)
+        return state
+
+    def _admitted(self, request_id: str) -> RequestState | None:
+        """The request if rows can be loaded; None if it lost its blocks and will run its prompt here by itself."""
+        state = self._known(request_id)
+        if state.phase is Phase.WAITING:
+            return None
+        if state.phase is not Phase.ADMITTED:
+            raise WrongPhase(f"request {request_id} runs already", request_id=request_id, phase=state.phase.value)
+        return state
+
+    def _prepare(self, state: RequestState) -> None:
+        """Slots of a request that has just taken them hold nothing yet."""
+        state.phase, state.run = Phase.ADMITTED, None
+        state.hit_tokens, state.has_snapshot = 0, True
+        state.loaded.clear()
+        for sequence in state.live:
+            assert sequence.slot is not None, "live choices hold a slot"
+            self._model.clear_slot(sequence.slot)
+            sequence.frontier = 0
+            sequence.drafts, sequence.confidence = [], ()
+            sequence.copies = WindowCopies(self._exporter.copy_limit)
+
+    def _plan_prompt(self, state: RequestState) -> None:
+        request = state.request
+        state.run = plan_prompt(
+            state.prompt_length,
+            state.hit_tokens,
+            state.has_snapshot,
+            replay_length=self._replay_length,
+            encoder_layers=self._shape.encoder_layers,
+            window=self._shape.window,
+        )
+        arguments = (state.prompt_length, self._replay_length, request.cache_points, state.branch_tokens)
+        state.cuts = prefill_cuts(state.hit_tokens, *arguments)
+        state.stored = frozenset(stored_snapshots(*arguments))
+        if not state.has_snapshot:
+            # Warm replay rebuilds the window that ends at the hit, and gives it back to the cache.
+            state.cuts = (state.hit_tokens, *state.cuts)
+            state.stored |= {state.hit_tokens}
+
+    def _start_prompt(self, state: RequestState) -> None:
+        lead, slot = lead_of(state)
+        if any(kind is not RowKind.BLOCK for kind, _ in state.loaded):
+            # Rows of a hand-over that never came to its end: the rings are not those of the hit any more.
+            self._model.clear_slot(slot)
+            state.has_snapshot = state.hit_tokens == 0
+            state.loaded.clear()
+            lead.copies = WindowCopies(self._exporter.copy_limit)
+        self._plan_prompt(state)
+        assert state.run is not None, "just planned"
+        lead.frontier = state.run.run_start
+        state.phase = Phase.PREFILL
+
+    def _has_draft_window(self, state: RequestState) -> bool:
+        low = max(0, state.prompt_length - self._shape.window)
+        _, slot = lead_of(state)
+        return self._shape.draft_size > 0 and self._model.has_window(
+            slot, RowKind.DRAFT_WINDOW, low, state.prompt_length
+        )
+
+    def _end_choice(self, state: RequestState, sequence: Sequence, reason: FinishReason) -> None:
+        if state.phase is Phase.DECODE:
+            self._write_back.choice_ended(state, sequence)
+        sequence.end(reason)
+        # The prompt may still be running in this choice's slot and blocks.
+        if sequence is not state.lead:
+            self._holdings.give_back_sequence(sequence)
+        if not state.live:
+            self._end(state)
+
+    def _end(self, state: RequestState) -> None:
+        self._remove(state)
+        self._sink.on_ended(state.request.request_id, state.request.attempt, state.ends(), state.usage())
+
+    def _fail(self, state: RequestState, error: MeshError) -> None:
+        if state.phase is Phase.GONE:
+            return
+        self._remove(state)
+        self._sink.on_failed(state.request.request_id, state.request.attempt, error, state.next_indices())
+
+    def _remove(self, state: RequestState) -> None:
+        self._holdings.give_back(state)
+        state.phase, state.lead = Phase.GONE, None
+        self._requests.pop(state.request.request_id, None)
+
+    # Blocks
+
+    def _cover(self, state: RequestState, sequence: Sequence, positions: int) -> bool:
+        """Make a choice's blocks cover `positions`, at the cost of younger requests. False: it gave up its own."""
+        while not self._holdings.grow(state, sequence, positions):
+            victim = choose_victim(self._holders())
+            self._preempt(victim)
+            if victim is state:
+                return False
+        return True
+
+    def _holders(self) -> Iterable[RequestState]:
+        return (state for state in self._requests.values() if state.phase is not Phase.WAITING)
+
+    def _preempt(self, state: RequestState) -> None:
+        logger.info("preempted", extra={"request_id": state.request.request_id, "phase": state.phase.value})
+        request = state.request
+        if not (isinstance(request, GenerationRequest) and request.recover_in_place):
+            return self._fail(state, _moved())
+        self._holdings.give_back(state)
+        state.lead, state.phase = None, Phase.WAITING
+
+    def _take_back_waiting(self) -> None:
+        for state in self._in_order(Phase.WAITING):
+            # Strictly in order: a small request must not overtake a large one for ever.
+            if not self._holdings.can_take(state):
+                break
+            self._holdings.take(state)
+            self._prepare(state)
+            if state.is_started:
+                self._start_prompt(state)
+
+    def _observe(self, decodes: list[DecodeRows], chunks: list[ChunkRows], seconds: float) -> None:
+        rows = sum(row.width + 1 for row in decodes) + sum(chunk.count for chunk in chunks)
+        self._planner.observe(rows, seconds)
+        self._step_time = _average(self._step_time, seconds, self._step_count)
+
+    def _observe_accepted(self, accepted: SequenceOf[int]) -> None:
+        if accepted:
+            self._decode_count += 1
+            mean = sum(accepted) / len(accepted)
+            self._accept_length = _average(self._accept_length, mean, self._decode_count)
+
+
+def _is_caught_up(state: RequestState, sequence: Sequence) -> bool:
+    """Whether the next row of a choice with output is its last emitted token."""
+    return sequence.frontier == state.prompt_length + len(sequence.output) - 1
+
+
+def _moved() -> Moved:
+    return Moved("the request gave up its blocks and must go on elsewhere")
+
+
+def _average(old: float, new: float, count: int) -> float:
+    return new if count <= 1 else old + _AVERAGE_WEIGHT * (new - old)
