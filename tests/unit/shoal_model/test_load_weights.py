@@ -119,7 +119,7 @@ def test_the_draft_head_is_loaded_from_its_first_and_last_block() -> None:
 def test_vectors_and_hyper_connections_are_float32_of_the_stored_values() -> None:
     layer = loaded().layers[7]
     assert torch.equal(layer.attn.q_norm, bf16("layers.7.attn.q_norm"))
-    assert torch.equal(layer.hc_ffn.fn, stored()["layers.7.hc_ffn_fn"])
+    assert torch.equal(layer.hc_ffn.fn.t(), stored()["layers.7.hc_ffn_fn"])
     assert torch.equal(layer.ffn.bias_vl, stored()["layers.7.ffn.gate.bias_vl"])
     assert layer.attn_norm.dtype == torch.float32
 

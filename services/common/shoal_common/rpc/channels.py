@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -77,6 +77,10 @@ class Channel:
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> _Method:
         """As grpc.aio.Channel."""
         return _Method(method, self._inner.stream_stream(method, *args, **kwargs))
+
+    def as_grpc(self) -> grpc.aio.Channel:
+        """This channel under the type that generated stubs take."""
+        return cast(grpc.aio.Channel, self)
 
     async def close(self, grace_s: float | None = None) -> None:
         """Close; calls still running after `grace_s` are cancelled (at once if None)."""
