@@ -3,10 +3,23 @@
 import subprocess
 import sys
 
-LIGHT = (
-    "acceptance admission batcher block_pool commands errors events logical_rows planner replay request_states requests "
-    "sequence snapshots state_slots"
-).split()
+LIGHT = [
+    "acceptance",
+    "admission",
+    "batcher",
+    "block_pool",
+    "commands",
+    "errors",
+    "events",
+    "logical_rows",
+    "planner",
+    "replay",
+    "request_states",
+    "requests",
+    "sequence",
+    "snapshots",
+    "state_slots",
+]
 
 
 def test_the_pure_modules_load_no_torch_grpc_or_nats():
