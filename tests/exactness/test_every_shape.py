@@ -54,7 +54,7 @@ def begin(d: Driver, case: Case, origin: str, cut: int | None) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_the_answer_is_the_same(origin: str, chunk: int, threads: int):
+def test_the_answer_is_the_same(origin: str, chunk: int, threads: int) -> None:
     before = get_num_threads()
     set_num_threads(threads)
     try:

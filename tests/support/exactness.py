@@ -41,7 +41,12 @@ class Case:
 
     def request(self, **more: Any) -> GenerationRequest:
         """The request of this case; keywords replace its own."""
-        values = {"name": self.name, "seed": self.seed, "temperature": self.temperature, "max_tokens": self.output}
+        values: dict[str, Any] = {
+            "name": self.name,
+            "seed": self.seed,
+            "temperature": self.temperature,
+            "max_tokens": self.output,
+        }
         return request(self.prompt, **(values | {"ignore_eos": True} | more))
 
 
