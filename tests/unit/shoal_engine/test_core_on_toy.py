@@ -1,7 +1,6 @@
 """The engine's bookkeeping on a model that reads back what the engine stored."""
 
 import contextlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,45 +20,11 @@ from shoal_engine.errors import (
     WrongPhase,
 )
 from shoal_engine.events import FinishReason
-from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows, RowKind
-from shoal_engine.planner import FixedWidth, WidthView
+from shoal_engine.planner import FixedWidth
 from shoal_engine.requests import ChoiceStart, PrefillRequest
-from support.engine_driver import Driver, request
-from support.toy_model import EOS, REPLAY, ToyModel, toy_output, toy_seed
-
-LENGTHS = [1, 2, 15, 16, 17, 23, 24, 25, 127, 128, 129, 152, 153, 255, 256, 257, 280, 300]
-
-
-def prompt_of(length: int, salt: int = 0) -> list[int]:
-    return [3 + (i * i + 7 * i + salt) % 90 for i in range(length)]
-
-
-def driver(*, block_count: int = 64, slot_count: int = 8, quality: int = 70, **more: Any) -> Driver:
-    return Driver(
-        ToyModel(block_count=block_count, slot_count=slot_count, draft_quality=quality), replay_length=REPLAY, **more
-    )
-
-
-def toy(d: Driver) -> ToyModel:
-    """The model behind a driver."""
-    model = d.core._model
-    assert isinstance(model, ToyModel)
-    return model
-
-
-class RandomWidths:
-    """Any width that the cap allows, from a reproducible stream."""
-
-    max_width = 5
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
-
-    def widths(self, views: list[WidthView]) -> list[int]:
-        return [int(self._random.integers(0, view.cap + 1)) for view in views]
-
-    def observe(self, rows: int, seconds: float) -> None:
-        pass
+from support.engine_driver import RandomWidths, request
+from support.toy_driver import LENGTHS, driver, prompt_of, toy
+from support.toy_model import EOS, toy_output, toy_seed
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -202,6 +167,47 @@ def test_cancel_in_any_phase_gives_everything_back(phase: str) -> None:
     assert not d.sink.ended
 
 
+def test_cancel_of_a_prefill_gives_everything_back_and_hands_nothing_more_over() -> None:
+    d = driver(chunk=40)
+    d.submit(PrefillRequest(request_id="p", prompt_ids=np.array(prompt_of(300))))
+    d.core.step()
+    assert d.core.cancel("p")
+    d.assert_at_baseline()
+    assert not d.core.step()
+    assert not d.sink.prefilled
+
+
+def test_a_request_that_waits_for_blocks_can_be_finished_or_cancelled() -> None:
+    d = driver(block_count=40, slot_count=4, quality=95)
+    for number in range(2):
+        d.submit(
+            request(
+                prompt_of(10),
+                name=f"r{number}",
+                max_tokens=2800,
+                ignore_eos=True,
+                arrival=float(number),
+                recover_in_place=True,
+                choices=[ChoiceStart()],
+            )
+        )
+    d.run(until=lambda: d.core.stats().waiting == 1)
+    assert d.core.finish("r1", 0, 5)
+    assert d.sink.ended["r1"][0][0].token_count == 5
+    assert d.core.stats().waiting == 0
+    assert d.core.cancel("r0")
+    d.assert_at_baseline()
+
+
+def test_a_failed_prefill_says_so() -> None:
+    d = driver(chunk=40)
+    d.submit(PrefillRequest(request_id="p", prompt_ids=np.array(prompt_of(300))))
+    toy(d).fail_next_forward = True
+    d.run()
+    assert d.sink.failed["p"][0].code == "INTERNAL"
+    d.assert_at_baseline()
+
+
 def test_a_paused_choice_keeps_its_place_and_skips_its_rows() -> None:
     d = driver()
     d.submit(request(prompt_of(20), max_tokens=30, ignore_eos=True))
@@ -326,189 +332,6 @@ def test_what_is_not_here_is_named_so() -> None:
         d.core.finish("r", 3, 0)
     with pytest.raises(UnknownRequest):
         d.core.pause("r", -1)
-
-
-def exported(length: int, output: int = 0, **more: Any) -> Driver:
-    """A driver that ran one request with write-back."""
-    d = driver(chunk=70, **more)
-    d.generate(request(prompt_of(length), max_tokens=output + 1, ignore_eos=True, export_chain=True))
-    return d
-
-
-@pytest.mark.parametrize("length", [100, 152, 280, 300, 400])
-@pytest.mark.parametrize("output", [0, 1, 130, 270])
-def test_a_normal_end_stores_every_full_block_and_the_snapshot_at_s(length: int, output: int) -> None:
-    d = exported(length, output)
-    total = length + output  # tokens with KV: all but the last output token
-    stored = {}
-    for (_, choice, index), data in d.sink.blocks.items():
-        assert (choice is None) == (index < length // 128)
-        stored[index] = np.frombuffer(data, dtype=np.int64).tolist()
-    tokens = [*prompt_of(length), *d.sink.tokens["r", 0]]
-    assert stored == {i: tokens[i * 128 : i * 128 + 128] for i in range(total // 128)}
-    wanted = {max(0, (n - REPLAY) // 128 * 128) for n in (length, total)} - {0}
-    assert {position for _, _, position in d.sink.snapshots} == wanted
-    for (_, _, position), rows in d.sink.snapshots.items():
-        assert np.frombuffer(rows, dtype=np.int64)[:16].tolist() == tokens[position - 16 : position]
-
-
-def test_tokens_past_a_finish_reach_no_stored_block() -> None:
-    d = driver(quality=100)
-    d.submit(request(prompt_of(120), max_tokens=300, ignore_eos=True, export_chain=True))
-    d.run(until=lambda: len(d.sink.tokens["r", 0]) >= 20)
-    d.core.finish("r", 0, 7)
-    assert not d.sink.blocks
-    d.submit(request(prompt_of(120), name="s", max_tokens=300, ignore_eos=True, export_chain=True))
-    d.run(until=lambda: len(d.sink.tokens["s", 0]) >= 20)
-    d.core.finish("s", 0, 8)
-    assert [index for _, _, index in d.sink.blocks] == [0]
-
-
-@pytest.mark.parametrize("has_snapshot", [True, False])
-@pytest.mark.parametrize("length", [280, 300, 411])
-def test_a_prefix_hit_gives_the_same_answer_with_and_without_its_snapshot(length: int, has_snapshot: bool) -> None:
-    first = exported(length)
-    hit = (length - REPLAY) // 128 * 128
-    blocks = [first.sink.blocks["r", None, i] for i in range(hit // 128)]
-    d = driver(chunk=33)
-    d.admit(request(prompt_of(length), max_tokens=50, ignore_eos=True, export_chain=True))
-    snapshot = first.sink.snapshots["r", None, hit]
-    d.core.load_prefix(
-        "r", PrefixRows(hit_tokens=hit, blocks=blocks, encoder_window=snapshot if has_snapshot else None)
-    )
-    d.core.start("r")
-    d.run()
-    assert d.sink.tokens["r", 0] == toy_output(prompt_of(length), 7, 50, frozenset())
-    assert d.sink.ended["r"][1].cached_tokens == hit
-    assert all(index >= hit // 128 for _, _, index in d.sink.blocks)
-    # A warm replay rebuilds the snapshot and gives it back to the cache.
-    assert (("r", None, hit) in d.sink.snapshots) is not has_snapshot
-    if not has_snapshot:
-        assert d.sink.snapshots["r", None, hit] == snapshot
-
-
-def test_a_branch_stores_a_snapshot_below_it() -> None:
-    d = driver()
-    d.admit(request(prompt_of(700), max_tokens=5, export_chain=True))
-    first = exported(700)
-    blocks = [first.sink.blocks["r", None, i] for i in range(1)]
-    d.core.load_prefix("r", PrefixRows(hit_tokens=128, blocks=blocks, encoder_window=None, branch_tokens=390))
-    d.core.start("r")
-    d.run()
-    assert {p for _, _, p in d.sink.snapshots} == {128, 384, 640}
-
-
-def test_a_cache_point_stores_its_snapshots() -> None:
-    d = driver()
-    d.generate(request(prompt_of(700), max_tokens=1, export_chain=True, cache_points=(270,)))
-    assert {p for _, _, p in d.sink.snapshots} == {128, 256, 640}
-
-
-def test_an_unusable_hit_is_refused() -> None:
-    d = driver()
-    d.admit(request(prompt_of(151), max_tokens=5))
-    block = bytes(128 * 8)
-    with pytest.raises(HitNotUsable):
-        d.core.load_prefix("r", PrefixRows(hit_tokens=128, blocks=[block], encoder_window=None))
-    with pytest.raises(HitNotUsable):
-        d.core.load_prefix("r", PrefixRows(hit_tokens=64, blocks=[], encoder_window=None))
-    d.admit(request(prompt_of(152), name="s", max_tokens=5))
-    with pytest.raises(BadRows):
-        d.core.load_prefix("s", PrefixRows(hit_tokens=128, blocks=[block[:-1]], encoder_window=None))
-    with pytest.raises(BadRows):
-        d.core.load_prefix("s", PrefixRows(hit_tokens=128, blocks=[], encoder_window=None))
-
-
-def prefilled(length: int, *, hit: int = 0) -> tuple[list[LogicalRows], bytes]:
-    d = driver(chunk=40)
-    prompt = np.array(prompt_of(length))
-    d.admit(PrefillRequest(request_id="p", prompt_ids=prompt))
-    if hit:
-        source = exported(length)
-        blocks = [source.sink.blocks["r", None, i] for i in range(hit // 128)]
-        window = source.sink.snapshots["r", None, hit]
-        d.core.load_prefix("p", PrefixRows(hit_tokens=hit, blocks=blocks, encoder_window=window))
-    d.core.start("p")
-    d.run()
-    d.assert_at_baseline()
-    hidden, computed = d.sink.prefilled["p"]
-    assert computed == length - hit
-    assert all(rows.position_begin >= hit for rows in d.sink.rows["p"] if rows.kind is RowKind.BLOCK)
-    return d.sink.rows["p"], hidden
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_a_prompt_prefilled_elsewhere_gives_the_same_answer(length: int) -> None:
-    rows, hidden = prefilled(length)
-    d = driver()
-    d.admit(request(prompt_of(length), max_tokens=150, ignore_eos=True, export_chain=True, choices=[ChoiceStart()] * 2))
-    half = len(rows) // 2
-    d.core.load_rows("r", rows[:half])
-    d.core.load_prompt("r", HandoverRows(rows=rows[half:], hidden_row=hidden))
-    d.run()
-    for choice in range(2):
-        assert d.sink.tokens["r", choice] == toy_output(prompt_of(length), toy_seed(7, choice), 150, frozenset())
-    assert all(choice is not None for _, choice, _ in d.sink.blocks)
-    total, last = length + 149, max(0, (length - REPLAY) // 128 * 128)
-    wanted = {max(0, (total - REPLAY) // 128 * 128)} - {0, last}
-    assert {position for _, _, position in d.sink.snapshots} == wanted
-    d.assert_at_baseline()
-
-
-def test_rows_below_a_hit_come_from_the_cache_and_the_rest_from_prefill() -> None:
-    rows, hidden = prefilled(300, hit=256)
-    source = exported(300)
-    d = driver()
-    d.admit(request(prompt_of(300), max_tokens=40, ignore_eos=True))
-    blocks = [source.sink.blocks["r", None, i] for i in range(2)]
-    d.core.load_prefix("r", PrefixRows(hit_tokens=256, blocks=blocks, encoder_window=None))
-    d.core.load_prompt("r", HandoverRows(rows=rows, hidden_row=hidden))
-    d.run()
-    assert d.sink.tokens["r", 0] == toy_output(prompt_of(300), 7, 40, frozenset())
-    assert d.sink.ended["r"][1].cached_tokens == 256
-
-
-def test_a_hand_over_without_draft_windows_starts_with_an_empty_one() -> None:
-    rows, hidden = prefilled(130)
-    d = driver()
-    d.admit(request(prompt_of(130), max_tokens=40, ignore_eos=True))
-    kept = [part for part in rows if part.kind is not RowKind.DRAFT_WINDOW]
-    d.core.load_prompt("r", HandoverRows(rows=kept, hidden_row=hidden))
-    d.run()
-    assert d.sink.tokens["r", 0] == toy_output(prompt_of(130), 7, 40, frozenset())
-
-
-@pytest.mark.parametrize("kind", [kind for kind in RowKind if kind is not RowKind.DRAFT_WINDOW])
-def test_an_incomplete_hand_over_is_refused_and_the_prompt_can_still_run_here(kind: RowKind) -> None:
-    rows, hidden = prefilled(279)
-    d = driver()
-    d.admit(request(prompt_of(279), max_tokens=40, ignore_eos=True))
-    kept = [part for part in rows if part.kind is not kind]
-    with pytest.raises(BadRows):
-        d.core.load_prompt("r", HandoverRows(rows=kept, hidden_row=hidden))
-    d.core.start("r")
-    d.run()
-    assert d.sink.tokens["r", 0] == toy_output(prompt_of(279), 7, 40, frozenset())
-
-
-def test_rows_of_a_wrong_size_or_place_are_refused() -> None:
-    rows, hidden = prefilled(279)
-    d = driver()
-    d.admit(request(prompt_of(279), max_tokens=40))
-    for part in rows:
-        short = LogicalRows(
-            kind=part.kind, position_begin=part.position_begin, position_end=part.position_end, shape=part.shape,
-            dtype=part.dtype, data=bytes(part.data)[:-1],
-        )  # fmt: skip
-        with pytest.raises(BadRows):
-            d.core.load_rows("r", [short])
-    moved = LogicalRows(
-        kind=RowKind.BLOCK, position_begin=256, position_end=384, shape=(1024,), dtype="uint8", data=bytes(1024)
-    )
-    with pytest.raises(BadRows):
-        d.core.load_rows("r", [moved])
-    with pytest.raises(BadRows):
-        d.core.load_prompt("r", HandoverRows(rows=rows, hidden_row=hidden[:-1]))
 
 
 @given(data=st.data())
