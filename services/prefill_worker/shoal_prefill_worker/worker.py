@@ -44,6 +44,11 @@ class PrefillWorker:
     ) -> None:
         self._config, self._jobs, self._servicer, self._exports = config, jobs, servicer, exports
         self._loaded, self._labels = loaded, labels
+        metrics = process.metrics
+        metrics.gauge("prefill_open_requests", "Prefill calls open").set_function(lambda: jobs.live_count)
+        metrics.gauge("prefill_open_exports", "Exports that are not pulled yet").set_function(lambda: len(exports))
+        metrics.gauge("prefill_free_blocks", "KV blocks free").set_function(lambda: self._stats.free_blocks)
+        metrics.gauge("prefill_steps", "Steps since the start").set_function(lambda: self._stats.step_count)
         self._instance = Instance(
             process=process,
             shared=shared,
