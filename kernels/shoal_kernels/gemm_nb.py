@@ -5,10 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from shoal_kernels.arith_nb import ZERO
-from shoal_kernels.jit import kernel
+from shoal_kernels.jit import inline, kernel
 
 _COLUMNS = 512
 _ROWS = 8
+_LINE = 16
+
+
+@inline
+def transpose(x: Any, out: Any) -> None:
+    """out[d, n] = x[n, d], a cache line of the output at a time."""
+    rows, columns = x.shape
+    for first in range(0, rows, _LINE):
+        last = min(first + _LINE, rows)
+        for d in range(columns):
+            line = out[d, first:last]
+            for i in range(line.shape[0]):
+                line[i] = x[first + i, d]
 
 
 @kernel("void(f4[:, ::1], f4[:, ::1], f4[:, ::1])")

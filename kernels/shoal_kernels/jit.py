@@ -1,7 +1,7 @@
 """Compilation of the CPU kernels with numba: one signature each, cached on disk, no fused or reordered arithmetic.
 
-The cache lives in a folder named after a digest of every source file of this package, so a change in a shared helper
-never leaves a stale kernel behind, and in the user's cache folder where the package folder is read-only.
+The cache lives in a folder named after a digest of the shared sources, so a change in a helper never leaves a stale
+kernel behind, and in the user's cache folder where the package folder is read-only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,7 @@ _intrinsic: Any = intrinsic
 _config: Any = numba.config
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "numpy"}
+_CONSTANTS = ("arith.py", "formats.py", "jit.py", "noise.py", "row_formats.py")
 _KEPT_CACHES = 4
 
 
@@ -58,22 +59,32 @@ def cache_folder() -> Path:
     package = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} {version('llvmlite')}".encode())
     for source in sorted(package.rglob("*.py")):
-        digest.update(source.read_bytes())
-    name = f"kernels-{digest.hexdigest()[:16]}"
-    user = Path.home() / ".cache" / "shoal"
+        # numba itself notices a change in the file that defines a kernel, not in the files whose helpers it uses.
+        if source.name.endswith("_nb.py") or source.name in _CONSTANTS:
+            digest.update(source.read_bytes())
     private = Path(tempfile.gettempdir()) / f"shoal-kernels-{os.getuid()}"
-    for parent in (package / "__pycache__", user, private):
+    parents = [package / "__pycache__", Path("~/.cache/shoal").expanduser(), private]
+    return writable_folder(parents, f"kernels-{digest.hexdigest()[:16]}")
+
+
+def writable_folder(parents: Sequence[Path], name: str) -> Path:
+    """Create and return the first parent/name that this user owns and can write; OSError if there is none.
+
+    Compiled code is read back from here, so a folder that somebody else has put in place is passed over.
+    """
+    for parent in parents:
         folder = parent / name
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+                continue
             with tempfile.TemporaryFile(dir=folder):
-                pass
+                os.utime(folder)
         except OSError:
             continue
-        os.utime(folder)
         _remove_old(parent)
         return folder
-    raise OSError(f"no folder for compiled kernels can be written: {package / '__pycache__'}, {user}, {private}")
+    raise OSError(f"no folder for compiled kernels can be written: {', '.join(map(str, parents))}")
 
 
 def _remove_old(parent: Path) -> None:

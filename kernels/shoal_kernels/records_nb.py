@@ -68,6 +68,19 @@ def encode_record(values: Any, kind: Any, record: Any) -> None:
 
 
 @inline
+def find_record(layout: Any, slot: Any) -> Any:
+    """Bounds (data, data end, scales, scales end) of a record inside its block; `layout` as PagedRows.layout."""
+    offset, per_block, data_units, scale_units, split = layout[0], layout[1], layout[2], layout[3], layout[4]
+    if split:
+        data = offset + slot * data_units
+        scales = offset + per_block * data_units + slot * scale_units
+    else:
+        data = offset + slot * (data_units + scale_units)
+        scales = data + data_units
+    return data, data + data_units, scales, scales + scale_units
+
+
+@inline
 def decode_window(data: Any, scales: Any, values: Any) -> None:
     """data uint8 [dim], scales uint8 [dim/32] -> values float32 [dim]."""
     for group in range(scales.shape[0]):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from shoal_kernels.precision import EXACT, KV, SERVED
 from torch import Tensor
@@ -40,11 +41,14 @@ def sequence_logits(directory: str | Path, token_ids: Sequence[int], numerics: s
 
 
 def write_sequence_logits(directory: str | Path, token_ids: Sequence[int], out: str | Path, numerics: str) -> Tensor:
-    """`sequence_logits`, also written to the safetensors file `out` as tensor `logits`. ValueError for a bad folder."""
+    """`sequence_logits`, also written to the safetensors file `out`. ValueError where that cannot be written."""
     if not Path(out).resolve().parent.is_dir():
         raise ValueError(f"the folder of {out} does not exist")
     logits = sequence_logits(directory, token_ids, numerics)
-    save_file({"logits": logits}, out, metadata={"numerics": numerics})
+    try:
+        save_file({"logits": logits}, out, metadata={"numerics": numerics})
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{out} cannot be written: {error}") from error
     return logits
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from shoal_common.errors import MeshError
+from shoal_engine.admission import Growth
 from shoal_engine.batcher import StepBudget
 from shoal_engine.core import EngineConfig, EngineCore
 from shoal_engine.events import ChoiceEnd, EngineUsage, TokenEntry
@@ -17,6 +18,7 @@ from shoal_engine.planner import FixedWidth, WidthPlanner
 from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest, SamplingSpec
 
 MAX_STEPS = 5000
+STANDARD_GROWTH = Growth()
 
 
 @dataclass
@@ -81,10 +83,11 @@ class Driver:
         chunk: int = 256,
         rows: int = 512,
         max_context: int | None = None,
+        growth: Growth = STANDARD_GROWTH,
     ) -> None:
         self.sink = RecordingSink()
         budget = StepBudget(rows=rows, chunk=chunk, min_chunk=min(chunk, 64))
-        config = EngineConfig(replay_length=replay_length, budget=budget, max_context=max_context)
+        config = EngineConfig(replay_length=replay_length, budget=budget, max_context=max_context, growth=growth)
         self.core: EngineCore[Any] = EngineCore(model, config, self.sink, planner or FixedWidth(5))
 
     def admit(self, request: GenerationRequest | PrefillRequest) -> None:

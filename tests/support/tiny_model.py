@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from shoal_kernels.precision import SERVED, Precision
 from shoal_model.checkpoint import Checkpoint
@@ -12,6 +13,9 @@ from shoal_model.load_weights import load_weights
 from shoal_model.model import Model
 from shoal_model.weights import BackboneWeights
 from torch import Tensor
+
+# Tensors this small lose more by threads than they gain, above all beside other test processes.
+torch.set_num_threads(1)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 TINY = GOLDEN / "tiny"

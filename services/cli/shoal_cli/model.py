@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, TypeAlias
 
+from shoal_cli import model_generate
+
 if TYPE_CHECKING:
     from shoal_model.inspect import Amount, CheckpointReport, LayerReport
 
@@ -22,6 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
     commands = parser.add_subparsers(dest="model_command", required=True, metavar="COMMAND")
     _add_inspect(commands)
     _add_logits(commands)
+    model_generate.add_parser(commands)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
 def follow(command: list[str], run_dir: Path, *, environ: Mapping[str, str], timeout_s: float) -> int:
     """Start the supervisor, echo what it says until its mesh is up. Raises CliError with its last words if it ends."""
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    stack_state.make_run_dir(run_dir)
+    (run_dir / "logs").mkdir(exist_ok=True)
     log = run_dir / "logs" / f"supervisor-{time.time_ns()}.log"
     with open(log, "w", encoding="utf-8") as sink:
         supervisor = subprocess.Popen(

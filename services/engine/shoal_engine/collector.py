@@ -34,6 +34,11 @@ class Collector:
         """Expect events of this request."""
         self._open[request_id] = Gathered([[] for _ in range(choices)], [[] for _ in range(choices)])
 
+    def clear(self) -> None:
+        """Forget every request. To be called when none of them is in the engine."""
+        self._open.clear()
+        self._done = queue.SimpleQueue()
+
     def take_done(self) -> tuple[str, Gathered]:
         """Block until a request has left the engine; it is forgotten here."""
         request_id = self._done.get()

@@ -6,7 +6,8 @@ import itertools
 import secrets
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +15,7 @@ from types import TracebackType
 from typing import Literal, overload
 
 import numpy as np
-from shoal_common.errors import InvalidArgument, OutOfCapacity
+from shoal_common.errors import InvalidArgument, OutOfCapacity, Unavailable
 from shoal_kernels.threads import set_num_threads
 from shoal_model.config import ModelConfig
 from tokenizers import Tokenizer
@@ -183,9 +184,10 @@ class LLM:
 
     def _encode(self, text: str) -> list[int]:
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            text.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgument.at("prompts", f"not valid Unicode: {error.reason}") from error
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return [self._bos_id, *ids]
 
     def _request(self, token_ids: Sequence[int], params: SamplingParams) -> GenerationRequest:
@@ -218,11 +220,17 @@ class LLM:
                 if shows_progress:
                     print(f"\r{len(done)}/{len(requests)} prompts", end="", file=sys.stderr, flush=True)
         finally:
-            for request_id in running:
-                self._engine.cancel(request_id)
+            self._let_go(running)
             if shows_progress:
                 print(file=sys.stderr)
         return [done[request.request_id] for request in requests]
+
+    def _let_go(self, request_ids: Iterable[str]) -> None:
+        """After a prompt that failed: drop the others, and what they have said."""
+        with suppress(Unavailable):
+            for cancelled in [self._engine.cancel(request_id) for request_id in request_ids]:
+                cancelled.result()
+        self._collector.clear()
 
     def _admitted(self, request: GenerationRequest, *, has_others: bool) -> bool:
         """Admit and start a request. False: there is no room until another one ends."""

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from shoal_cli import model
 from support.checkpoints import TINY, write_released_index
 
@@ -58,3 +59,23 @@ def test_too_many_ranks_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.splitlines() == [
         "shoal model inspect: ranks must be between 1 and 8 (routed experts), got 9"
     ]
+
+
+def test_logits_of_a_sequence_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "logits.safetensors"
+    assert run("logits", str(TINY), "--ids", "0,3,267", "--out", str(out), "--numerics", "exact") == 0
+    assert capsys.readouterr().out == f"{out}: logits [3, 512], numerics exact\n"
+    assert load_file(out)["logits"].shape == (3, 512)
+
+
+def test_a_token_id_outside_the_vocabulary_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("logits", str(TINY), "--ids", "1,512", "--out", str(tmp_path / "x")) == 2
+    assert capsys.readouterr().err == "shoal model logits: token id 512 is not in [0, 512)\n"
+
+
+def test_ids_that_are_no_numbers_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("logits", str(TINY), "--ids", "1,x", "--out", str(tmp_path / "x"))
+    assert "'1,x' is not a comma separated list of token ids" in capsys.readouterr().err

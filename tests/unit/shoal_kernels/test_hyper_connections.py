@@ -71,7 +71,7 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"fn must have shape \[128, 24\]"):
+    with pytest.raises(ValueError, match=r"fn must be torch\.float32 \[128, 24\]"):
         mix(torch.zeros(1, 4, 32), _weight(4, 33), iterations=1, eps=1e-6, rms_eps=1e-20, precision=SERVED)
     with pytest.raises(ValueError, match="iterations must be positive"):
         mix(torch.zeros(1, 4, 32), _weight(4, 32), iterations=0, eps=1e-6, rms_eps=1e-20, precision=SERVED)

@@ -34,6 +34,14 @@ def test_rope_has_the_bits_of_the_reference(rows: int, inverse: bool) -> None:
         assert_same_bits(got, want)
 
 
+@pytest.mark.parametrize("rows", ROW_COUNTS)
+def test_the_fused_pass_has_the_bits_of_the_two(rows: int) -> None:
+    x, weight, positions = values(rows, 64, seed=rows), normal(64, seed=2), torch.arange(rows) * 31
+    want = rope(rms_norm(x, weight, 1e-20, precision=SERVED), positions, _table(), precision=SERVED)
+    for name in ("cpu", "reference"):
+        assert_same_bits(rms_norm_rope(x, weight, 1e-20, positions, _table(), precision=SERVED, backend=name), want)
+
+
 def test_rows_do_not_depend_on_their_batch() -> None:
     x, weight, positions = values(70, 64, seed=1), normal(64, seed=2), torch.arange(70) + 5
     assert_rows_independent(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from shoal_kernels import SERVED, RecordKind, RowFormat, resolve
+from shoal_kernels import SERVED, PagedRows, RecordKind, RowFormat, resolve
 from unit.shoal_kernels.parity import ROW_COUNTS, assert_same_bits, values
 
 
@@ -30,3 +30,24 @@ def test_every_byte_decodes_alike(kind: RecordKind) -> None:
     finite = ~want.isnan()
     assert_same_bits(got[finite], want[finite])
     assert torch.equal(got.isnan(), want.isnan())
+
+
+@pytest.mark.parametrize("kind", [RecordKind.MAIN, RecordKind.INDEX])
+@pytest.mark.parametrize("page_split", [True, False])
+def test_compiled_writes_change_the_same_bytes(kind: RecordKind, page_split: bool) -> None:
+    layout = RowFormat(kind, 64, SERVED)
+    pages = [torch.full((5, 11 + 8 * layout.units), 7, dtype=torch.uint8) for _ in range(2)]
+    blocks, slots = torch.tensor([4, 0, 4, 2]), torch.tensor([7, 0, 3, 5])
+    for name, page in zip(("cpu", "reference"), pages, strict=True):
+        rows = PagedRows(page, 11, 8, layout, page_split)
+        resolve("write_records", "cpu", SERVED, name)(rows, blocks, slots, values(4, 64, seed=1))
+    assert torch.equal(*pages)
+
+
+def test_a_place_outside_the_storage_is_refused() -> None:
+    layout = RowFormat(RecordKind.MAIN, 64, SERVED)
+    rows = PagedRows(torch.zeros(2, 8 * layout.units, dtype=torch.uint8), 0, 8, layout, page_split=False)
+    with pytest.raises(ValueError, match=r"block_ids must be in \[0, 2\), got 2 \.\. 2"):
+        rows.write(torch.tensor([2]), torch.tensor([0]), torch.zeros(1, 64))
+    with pytest.raises(ValueError, match=r"slots must be in \[0, 8\), got 8 \.\. 8"):
+        rows.write(torch.tensor([1]), torch.tensor([8]), torch.zeros(1, 64))

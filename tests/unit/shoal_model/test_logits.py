@@ -44,3 +44,8 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_missing_output_folder_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         write_sequence_logits(TINY, [1], tmp_path / "absent" / "logits.safetensors", "served")
+
+
+def test_an_output_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be written"):
+        write_sequence_logits(TINY, [1], tmp_path, "served")

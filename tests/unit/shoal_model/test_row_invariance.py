@@ -1,4 +1,4 @@
-"""A row's bits depend on that row's own inputs only: not on chunks, batch mates, row order, drafts or where KV came from.
+"""A row's bits depend on its own inputs only: not on chunks, batch mates, row order, drafts or where KV came from.
 
 All on the golden tiny model in precision SERVED, bit for bit.
 """
@@ -10,10 +10,9 @@ from random import Random
 
 import pytest
 import torch
+from shoal_kernels import registry
 from shoal_model.model import Model
-from shoal_model.propose import propose
 from shoal_model.rows import RowBatch, Segment
-from shoal_model.sampler import accept_length
 from shoal_model.sequence import SequenceRun
 from support.tiny_model import REPLAY, WINDOW, text, tiny_model
 from torch import Tensor
@@ -113,27 +112,6 @@ def prefilled(model: Model, slot: int, length: int) -> tuple[SequenceRun, int]:
     run = start(model, slot, replay_of=length)
     hidden = run.run_chunks(text(length), 64)
     return run, int(model.logits(hidden)[0].argmax())
-
-
-@pytest.mark.parametrize("drafter", ["own", "random", "nearly right"])
-def test_greedy_speculative_decoding_equals_greedy_whatever_the_drafts(drafter: str) -> None:
-    count, length, random = 30, 120, Random(2)
-    model = tiny_model()
-    expected = greedy_tokens(model, *prefilled(model, 0, length), count)
-    run, first = prefilled(model, 1, length)
-    emitted = [first]
-    while len(emitted) < count:
-        anchor = run.anchor(emitted[-1])
-        own = propose(model, [anchor], lambda _, logits, __: logits.argmax(1)).token_ids[0].tolist()
-        right = expected[len(emitted) : len(emitted) + random.randint(0, 5)]
-        noise = [random.randrange(512) for _ in range(5)]
-        drafts = {"own": own, "random": noise, "nearly right": (right + noise)[:5]}[drafter]
-        base = run.length
-        sampled = model.logits(run.run([emitted[-1], *drafts], range(6))).argmax(1).tolist()
-        accepted = accept_length(drafts, sampled)
-        run.rewind(base + 1 + accepted)
-        emitted += [*drafts[:accepted], sampled[accepted]]
-    assert emitted[:count] == expected
 
 
 def test_verify_rows_give_the_bits_of_plain_rows_after_rejections() -> None:
@@ -240,3 +218,16 @@ def test_an_empty_draft_window_changes_drafts_but_no_target_row() -> None:
     forgotten = type(anchor)(slot=0, position=40, token_id=9, window_start=40)
     assert not torch.equal(model.draft([anchor]).base_logits, model.draft([forgotten]).base_logits)
     assert torch.equal(run.run([text(41)[40]], (0,)), whole(41)[40:])
+
+
+def test_compiled_and_reference_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    references = {op: entries[-1:] for op, entries in registry.IMPLEMENTATIONS.items()}
+    assert all(entry.backend == "reference" for entries in references.values() for entry in entries)
+    expected = whole(40)
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", references)
+    monkeypatch.setattr(registry, "_chosen", {})
+    run = start(tiny_model(), 0)
+    assert torch.equal(run_all(run, text(40), 40), expected)
+    drafted = run.model.draft([run.anchor(9)]).base_logits
+    monkeypatch.undo()
+    assert torch.equal(run.model.draft([run.anchor(9)]).base_logits, drafted)

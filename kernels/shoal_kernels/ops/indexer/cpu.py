@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from shoal_kernels.arith_nb import INF, ZERO, bf16
-from shoal_kernels.gemm_nb import gemm
+from shoal_kernels.gemm_nb import gemm, transpose
 from shoal_kernels.jit import bits_of, inline, kernel
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
-from shoal_kernels.records_nb import decode_index
+from shoal_kernels.records_nb import decode_index, find_record
 from shoal_kernels.threads import for_row_ranges
 
 _CHUNK = 1024
@@ -35,18 +35,11 @@ def _sort_key(score: Any) -> Any:
 @inline
 def _load_keys(storage: Any, layout: Any, blocks: Any, ids: Any, scratch: Any, out: Any) -> None:
     """out[:, i] = decoded index key of entry ids[i]."""
-    offset, per_block, data_units, scale_units, split = layout[0], layout[1], layout[2], layout[3], layout[4]
     for i in range(ids.shape[0]):
-        block, slot = storage[blocks[ids[i] // per_block]], ids[i] % per_block
-        if split:
-            data = offset + slot * data_units
-            scale = offset + per_block * data_units + slot * scale_units
-        else:
-            data = offset + slot * (data_units + scale_units)
-            scale = data + data_units
-        decode_index(block[data : data + data_units], block[scale : scale + scale_units], scratch)
-        for d in range(scratch.shape[0]):
-            out[d, i] = scratch[d]
+        block = storage[blocks[ids[i] // layout[1]]]
+        data, data_end, scales, scales_end = find_record(layout, ids[i] % layout[1])
+        decode_index(block[data:data_end], block[scales:scales_end], scratch[i])
+    transpose(scratch[: ids.shape[0]], out)
 
 
 @inline
@@ -67,7 +60,7 @@ def _keys_of_all(
 ) -> None:
     """Sort keys of every visible entry; consecutive rows of one sequence share the decoded keys."""
     rows, heads, dim = query.shape
-    scratch = np.empty(dim, np.float32)
+    scratch = np.empty((_CHUNK, dim), np.float32)
     total = np.empty(_CHUNK, np.float32)
     first = 0
     while first < rows:
@@ -111,7 +104,7 @@ def _keys_of_candidates(
 ) -> None:
     """Sort keys of the visible entries of each row's candidate blocks; every other entry gets 0."""
     rows, heads, dim = query.shape
-    scratch = np.empty(dim, np.float32)
+    scratch = np.empty((_CHUNK, dim), np.float32)
     total = np.empty(_CHUNK, np.float32)
     ids = np.empty(candidates.shape[1] * block_size, np.int64)
     for r in range(rows):
@@ -191,12 +184,6 @@ def _pick_rows(keys: Any, n_vis: Any, block_size: Any, entries: Any, blocks: Any
             _pick(best[:count], histogram, blocks[r])
 
 
-def _layout(keys: PagedRows) -> Any:
-    units = keys.format
-    numbers = [keys.offset, keys.entries_per_block, units.data_units, units.scale_units, int(keys.page_split)]
-    return np.array(numbers, dtype=np.int64)
-
-
 def indexer_scores(
     query: Tensor,
     weights: Tensor,
@@ -213,7 +200,7 @@ def indexer_scores(
         query.contiguous().numpy(),
         weights.contiguous().numpy(),
         keys.storage.numpy(),
-        _layout(keys),
+        np.array(keys.layout),
         block_table.contiguous().numpy(),
         row_seq.contiguous().numpy(),
         n_vis.contiguous().numpy(),
@@ -247,7 +234,7 @@ def indexer_select(
         query.contiguous().numpy(),
         weights.contiguous().numpy(),
         keys.storage.numpy(),
-        _layout(keys),
+        np.array(keys.layout),
     )
     table, sequence = block_table.contiguous().numpy(), row_seq.contiguous().numpy()
     visible = n_vis.contiguous().numpy()

@@ -13,14 +13,13 @@ from torch import Tensor
 from shoal_kernels.arith_nb import INF, ZERO, exp, power_of_two, tree_sum
 from shoal_kernels.jit import bits_of, float_of, inline, kernel
 from shoal_kernels.ops.sampling import noise
-from shoal_kernels.ops.sampling.reference import FIXED_POINT
 
 _MULTIPLIER_0, _MULTIPLIER_1 = np.int64(noise.MULTIPLIER_0), np.int64(noise.MULTIPLIER_1)
 _WEYL_0, _WEYL_1, _MASK = np.int64(noise.WEYL_0), np.int64(noise.WEYL_1), np.int64(noise.MASK_32)
 _ROUNDS, _DOMAIN = noise.ROUNDS, np.int64(noise.TOKEN_DOMAIN)
 _G0, _G1, _G2, _G3, _G4, _G5, _G6 = noise.LOG_SERIES
 _LN2_HIGH, _LN2_LOW, _SQRT_HALF = noise.LN2_HIGH_64, noise.LN2_LOW_64, noise.SQRT_HALF_64
-_FIXED_POINT = np.float32(FIXED_POINT)
+_FIXED_POINT = np.float32(noise.FIXED_POINT)
 _OFF = 1 << 62
 # The noise is at most -ln(-ln(1 - 2^-33)) = 33 ln 2 < this.
 _LARGEST_NOISE = np.float32(22.875)
@@ -43,8 +42,8 @@ def _log64(x: Any) -> Any:
 
 
 @inline
-def _noise_block(block: Any, seed: Any, position: Any, out: Any) -> None:
-    """Gumbel noise of token ids 4 * block .. 4 * block + 3."""
+def _random_block(block: Any, seed: Any, position: Any, out: Any) -> None:
+    """The 32 random bits of token ids 4 * block .. 4 * block + 3."""
     c0, c1, c2, c3 = np.int64(block), position & _MASK, (position >> 32) & _MASK, _DOMAIN
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(_ROUNDS):
@@ -52,7 +51,7 @@ def _noise_block(block: Any, seed: Any, position: Any, out: Any) -> None:
         c0, c2 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, ((p0 >> 32) & _MASK) ^ c3 ^ k1
         c1, c3 = p1 & _MASK, p0 & _MASK
         k0, k1 = (k0 + _WEYL_0) & _MASK, (k1 + _WEYL_1) & _MASK
-    out[0], out[1], out[2], out[3] = _gumbel(c0), _gumbel(c1), _gumbel(c2), _gumbel(c3)
+    out[0], out[1], out[2], out[3] = c0, c1, c2, c3
 
 
 @inline
@@ -61,10 +60,17 @@ def _gumbel(h: Any) -> Any:
     return np.float32(-_log64(-_log64(1.0 - u)))
 
 
+@inline
+def _bound(h: Any) -> Any:
+    """A cheap number that is at least _gumbel(h): -ln(-ln(1 - u)) <= -ln u, and the exponent of u bounds that."""
+    exponent = (bits_of(np.float64(h) + 0.5) >> 52) - 1023
+    return np.float32(np.float64(32 - exponent) * 0.69315 + 1e-5)
+
+
 @kernel("void(f4[:, ::1], i8[::1], i8[::1], b1[::1], i8[::1])")
 def _coupled_argmax(z: Any, seeds: Any, positions: Any, is_greedy: Any, tokens: Any) -> None:
     vocab = z.shape[1]
-    g = np.empty(4, np.float32)
+    h = np.empty(4, np.int64)
     for r in range(z.shape[0]):
         row = z[r]
         largest = -INF
@@ -76,8 +82,8 @@ def _coupled_argmax(z: Any, seeds: Any, positions: Any, is_greedy: Any, tokens: 
         if is_greedy[r]:
             tokens[r] = token
             continue
-        _noise_block(token // 4, seeds[r], positions[r], g)
-        best = row[token] + g[token % 4]
+        _random_block(token // 4, seeds[r], positions[r], h)
+        best = row[token] + _gumbel(h[token % 4])
         for block in range((vocab + 3) // 4):
             start = block * 4
             stop = min(start + 4, vocab)
@@ -86,9 +92,11 @@ def _coupled_argmax(z: Any, seeds: Any, positions: Any, is_greedy: Any, tokens: 
             for v in range(start, stop):
                 hopeful = hopeful or row[v] + _LARGEST_NOISE >= best
             if hopeful:
-                _noise_block(block, seeds[r], positions[r], g)
+                _random_block(block, seeds[r], positions[r], h)
                 for v in range(start, stop):
-                    value = row[v] + g[v - start]
+                    if row[v] + _bound(h[v - start]) < best:
+                        continue
+                    value = row[v] + _gumbel(h[v - start])
                     if value > best or (value == best and v < token):
                         best, token = value, v
         tokens[r] = token
@@ -169,7 +177,7 @@ def _filter(z: Any, limits: Any, most: Any, floors: Any, out: Any) -> None:
 def filter_logits(z: Tensor, top_p: Sequence[float], top_k: Sequence[int], min_p: Sequence[float]) -> Tensor:
     """z [R, V] after temperature -> [R, V] with the removed tokens at -inf."""
     out = torch.empty(z.shape)
-    limits = np.array([math.floor(p * FIXED_POINT) if p < 1.0 else _OFF for p in top_p], dtype=np.int64)
+    limits = np.array([math.floor(p * noise.FIXED_POINT) if p < 1.0 else _OFF for p in top_p], dtype=np.int64)
     most = np.array([min(k, z.shape[1]) if k > 0 else z.shape[1] for k in top_k], dtype=np.int64)
     _filter(z.contiguous().numpy(), limits, most, np.array(min_p, dtype=np.float32), out.numpy())
     return out

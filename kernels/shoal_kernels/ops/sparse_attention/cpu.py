@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from shoal_kernels.arith_nb import bf16, exp, power_of_two, tree_sum
-from shoal_kernels.gemm_nb import gemm
+from shoal_kernels.gemm_nb import gemm, transpose
 from shoal_kernels.jit import kernel
 from shoal_kernels.norm_rope_nb import rotate
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
-from shoal_kernels.records_nb import decode_main
+from shoal_kernels.records_nb import decode_main, find_record
 from shoal_kernels.threads import for_row_ranges
 
 _ROWS_PER_THREAD = 4
@@ -40,7 +40,6 @@ def _attend(
     out: Any,
 ) -> None:
     rows, heads, dim = query.shape
-    offset, per_block, data_units, scale_units, split = layout[0], layout[1], layout[2], layout[3], layout[4]
     most = window_index.shape[1] + topk.shape[1]
     scratch = np.empty(power_of_two(most), np.float32)
     factor = np.float32(scale)
@@ -56,18 +55,11 @@ def _attend(
         for i in range(near):
             values[i] = window[window_index[r, i]]
         for i in range(far):
-            block, slot = storage[table[row_seq[r], topk[r, i] // per_block]], topk[r, i] % per_block
-            if split:
-                data = offset + slot * data_units
-                scales = offset + per_block * data_units + slot * scale_units
-            else:
-                data = offset + slot * (data_units + scale_units)
-                scales = data + data_units
-            decode_main(block[data : data + data_units], block[scales : scales + scale_units], values[near + i])
+            block = storage[table[row_seq[r], topk[r, i] // layout[1]]]
+            data, data_end, scales, scales_end = find_record(layout, topk[r, i] % layout[1])
+            decode_main(block[data:data_end], block[scales:scales_end], values[near + i])
         keys = np.empty((dim, count), np.float32)
-        for i in range(count):
-            for d in range(dim):
-                keys[d, i] = values[i, d]
+        transpose(values, keys)
         scores = np.empty((heads, count), np.float32)
         gemm(query[r], keys, scores)
         gain = np.empty(heads, np.float32)
@@ -111,9 +103,7 @@ def sparse_attention(
         table, sequence = np.empty((1, 1), np.int32), np.zeros(rows, np.int32)
         selected = np.empty((rows, 0), np.int32)
     else:
-        units = entries.format
-        numbers = [entries.offset, entries.entries_per_block, units.data_units, units.scale_units]
-        storage, layout = entries.storage.numpy(), np.array([*numbers, int(entries.page_split)], dtype=np.int64)
+        storage, layout = entries.storage.numpy(), np.array(entries.layout)
         table, sequence = block_table.contiguous().numpy(), row_seq.contiguous().numpy()
         selected = topk.contiguous().numpy()
     q, keys, index = query.contiguous().numpy(), window.contiguous().numpy(), window_index.contiguous().numpy()
