@@ -181,10 +181,7 @@ class EngineCore(Generic[Hidden]):
         returns  False when it had ended already, or has fewer tokens
         raises   UnknownRequest
         """
-        state = self._known(request_id)
-        if not 0 <= choice < len(state.sequences) or state.is_prefill_only:
-            raise UnknownRequest(f"request {request_id} has no choice {choice}", choice=choice)
-        sequence = state.sequences[choice]
+        state, sequence = self._choice(request_id, choice)
         if end_index > len(sequence.output):
             return False
         del sequence.output[end_index:]
@@ -203,11 +200,11 @@ class EngineCore(Generic[Hidden]):
 
     def pause(self, request_id: str, choice: int) -> None:
         """Skip the rows of a choice from the next step on; it keeps what it holds. Raises UnknownRequest."""
-        self._known(request_id).sequences[choice].is_paused = True
+        self._choice(request_id, choice)[1].is_paused = True
 
     def resume(self, request_id: str, choice: int) -> None:
         """Undo `pause`. Raises UnknownRequest."""
-        self._known(request_id).sequences[choice].is_paused = False
+        self._choice(request_id, choice)[1].is_paused = False
 
     def move(self, request_id: str) -> None:
         """End a request with Moved: it goes on elsewhere from its next indices. Raises UnknownRequest."""
@@ -327,6 +324,12 @@ class EngineCore(Generic[Hidden]):
         if state is None:
             raise UnknownRequest(f"request {request_id} is not here", request_id=request_id)
         return state
+
+    def _choice(self, request_id: str, choice: int) -> tuple[RequestState, Sequence]:
+        state = self._known(request_id)
+        if not 0 <= choice < len(state.sequences) or state.is_prefill_only:
+            raise UnknownRequest(f"request {request_id} has no choice {choice}", choice=choice)
+        return state, state.sequences[choice]
 
     def _admitted(self, request_id: str) -> RequestState | None:
         """The request if rows can be loaded; None if it lost its blocks and will run its prompt here by itself."""
