@@ -17,6 +17,12 @@ from shoal_common.process import Process
 from shoal_common.rpc import Readiness, Service, serve
 from shoal_common.settings import SharedSettings
 
+_HEALTH_PERIOD_S = 1.0
+
+
+class EngineStopped(RuntimeError):
+    """What this instance serves with has ended; only a new process can go on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
@@ -34,6 +40,7 @@ class Instance:
 
     describe      what to announce, from the instance id and the address; called after `prepare`
     sample_load   called once a second on the announcer's thread
+    is_healthy    asked once a second after `prepare`; the process ends when it says no
     """
 
     def __init__(
@@ -47,10 +54,11 @@ class Instance:
         work: Work,
         describe: Callable[[str, str], Presence],
         sample_load: Callable[[], LoadReport],
+        is_healthy: Callable[[], bool] = lambda: True,
     ) -> None:
         self._process, self._shared, self._bus, self._role = process, shared, bus, role
         self._addresses, self._work = addresses, work
-        self._describe, self._sample_load = describe, sample_load
+        self._describe, self._sample_load, self._is_healthy = describe, sample_load, is_healthy
         self._readiness = Readiness("nats", "engine")
         self._operator = Operator(
             instance_id=process.instance_id,
@@ -69,7 +77,7 @@ class Instance:
         drain: Callable[[], Awaitable[None]],
         drain_grace_s: float,
     ) -> None:
-        """Serve until SIGTERM. An error of `prepare` ends the process and is raised."""
+        """Serve until SIGTERM. Raises what `prepare` raised, or EngineStopped."""
         control = ControlServer(
             self._bus,
             mesh=self._shared.mesh,
@@ -113,6 +121,11 @@ class Instance:
         await prepare()
         self._readiness.set("engine")
         self._announce()
+        # The end of a thread sets no event that a loop could wait for.
+        while self._is_healthy():  # noqa: ASYNC110
+            await asyncio.sleep(_HEALTH_PERIOD_S)
+        self._readiness.set("engine", False)
+        raise EngineStopped("the engine has stopped; its log says why")
 
     async def _listening(self, address: str) -> None:
         self._address = self._addresses.advertise or address

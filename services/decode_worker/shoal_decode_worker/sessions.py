@@ -82,7 +82,13 @@ class Sessions:
         self._idle = asyncio.Event()
         self._idle.set()
         self.step = 0
+        """The step that the newest entries came out of."""
         engine.attach(self)
+
+    @property
+    def step_count(self) -> int:
+        """Steps since the start, those that gave no tokens included."""
+        return self._engine.stats().step_count
 
     # Called by the engine, on its thread.
 

@@ -65,6 +65,7 @@ class DecodeWorker:
             ),
             describe=lambda instance_id, address: _presence(instance_id, address, engine.facts, labels),
             sample_load=lambda: _report(engine.stats(), engine.facts),
+            is_healthy=lambda: engine.is_running,
         )
 
     async def serve(self, prepare: Callable[[], Awaitable[None]]) -> None:

@@ -60,6 +60,7 @@ class PrefillWorker:
             work=Work(running_count=lambda: jobs.live_count, set_draining=self._set_draining, numbers=self._numbers),
             describe=self._describe,
             sample_load=self._sample_load,
+            is_healthy=self._is_healthy,
         )
 
     async def serve(self, prepare: Callable[[], Awaitable[None]]) -> None:
@@ -84,6 +85,10 @@ class PrefillWorker:
     async def _drain(self) -> None:
         # A prefill is short; its caller tries the next worker if the grace is over first.
         await self._servicer.idle()
+
+    def _is_healthy(self) -> bool:
+        loaded = self._loaded()
+        return loaded is not None and loaded.engine.is_running
 
     @property
     def _stats(self) -> EngineStats:

@@ -27,6 +27,10 @@ class HandDriven:
     def facts(self) -> EngineFacts:
         raise NotImplementedError
 
+    @property
+    def is_running(self) -> bool:
+        return True
+
     def attach(self, events: EngineEvents) -> None:
         self.events = events
 
