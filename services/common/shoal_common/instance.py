@@ -18,6 +18,12 @@ from shoal_common.process import Process
 from shoal_common.rpc import Readiness, Service, serve
 from shoal_common.settings import SharedSettings
 
+_HEALTH_PERIOD_S = 1.0
+
+
+class EngineStopped(RuntimeError):
+    """What this instance serves with has ended; only a new process can go on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
@@ -37,6 +43,7 @@ class Instance:
     describe      what to announce, from the instance id and the address; called after `prepare`
     sample_load   called once a second on the announcer's thread
     readiness     has the condition "nats", and "engine" if there is something to prepare
+    is_healthy    asked once a second after `prepare`; the process ends when it says no
     """
 
     def __init__(
@@ -51,10 +58,11 @@ class Instance:
         describe: Callable[[str, str], Presence],
         sample_load: Callable[[], LoadReport],
         readiness: Readiness,
+        is_healthy: Callable[[], bool] = lambda: True,
     ) -> None:
         self._process, self._shared, self._bus, self._role = process, shared, bus, role
         self._addresses, self._work = addresses, work
-        self._describe, self._sample_load = describe, sample_load
+        self._describe, self._sample_load, self._is_healthy = describe, sample_load, is_healthy
         self._readiness = readiness
         self._operator = Operator(
             instance_id=process.instance_id,
@@ -77,7 +85,7 @@ class Instance:
         has_reflection: bool = True,
         ready_fields: Mapping[str, str] | None = None,
     ) -> None:
-        """Serve until SIGTERM. An error of `prepare`, which runs beside, ends the process and is raised.
+        """Serve until SIGTERM. `prepare` runs beside; raises what it raised, or EngineStopped.
 
         on_listening   called when the ports are open, before the announcement
         drain          finishes or moves what runs, within `drain_grace_s`
@@ -135,6 +143,11 @@ class Instance:
             self._readiness.set("engine")
         self._is_prepared = True
         self._announce()
+        # The end of a thread sets no event that a loop could wait for.
+        while self._is_healthy():  # noqa: ASYNC110
+            await asyncio.sleep(_HEALTH_PERIOD_S)
+        self._readiness.set("engine", False)
+        raise EngineStopped("the engine has stopped; its log says why")
 
     def _announce(self) -> None:
         """Once there is an address and all is prepared, whichever came last."""
