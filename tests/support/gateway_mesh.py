@@ -1,4 +1,4 @@
-"""NATS, a mock rank, a scheduler that knows no other, and a gateway: real processes, the scheduler apart."""
+"""NATS, mock ranks, a scheduler that knows no other, and a gateway: real processes, the scheduler apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class GatewayMesh:
     http: str
     grpc: str
     gateway: ServiceProcess
-    rank: ServiceProcess
+    ranks: tuple[ServiceProcess, ...]
     scheduler: FakeScheduler
     nats: NatsServer
 
@@ -41,7 +41,11 @@ class GatewayMesh:
 
 @contextlib.contextmanager
 def gateway_mesh(
-    folder: Path, *, rank: Mapping[str, str] | None = None, gateway: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    rank: Mapping[str, str] | None = None,
+    gateway: Mapping[str, str] | None = None,
+    rank_count: int = 1,
 ) -> Iterator[GatewayMesh]:
     """Up and ready inside the block; ended after it."""
     nats = NatsServer(folder / "nats")
@@ -63,24 +67,29 @@ def gateway_mesh(
     }
     with contextlib.ExitStack() as stack:
         stack.callback(nats.stop)
-        ranked = stack.enter_context(
-            service_process("shoal_decode_worker.mock_rank", log=folder / "rank.log", environment=rank_env)
-        )
-        scheduler = stack.enter_context(_scheduler(nats.url, ranked.address))
+        ranks = [
+            stack.enter_context(
+                service_process("shoal_decode_worker.mock_rank", log=folder / f"rank{index}.log", environment=rank_env)
+            )
+            for index in range(rank_count)
+        ]
+        scheduler = stack.enter_context(_scheduler(nats.url, [rank.address for rank in ranks]))
         served = stack.enter_context(
             service_process("shoal_gateway", log=folder / "gateway.log", environment=gateway_env)
         )
         http = str(served.ready["http"])
         _wait_ready(http, folder / "gateway.log")
-        yield GatewayMesh(http, served.address, served, ranked, scheduler, nats)
+        yield GatewayMesh(http, served.address, served, tuple(ranks), scheduler, nats)
 
 
 @contextlib.contextmanager
-def _scheduler(nats_url: str, rank_address: str) -> Iterator[FakeScheduler]:
-    """A scheduler on a thread of its own, announced like a real one."""
+def _scheduler(nats_url: str, addresses_of_ranks: Sequence[str]) -> Iterator[FakeScheduler]:
+    """A scheduler on a thread of its own, announced like a real one. Attempt k of a request goes to rank k."""
+    turns: dict[str, int] = {}
 
     def place(request_id: str, message: pb.ReserveRequest) -> pb.ReserveResponse:
-        return placed(request_id, "rank", rank_address)
+        turn = turns[request_id] = turns.get(request_id, -1) + 1
+        return placed(request_id, f"rank{turn}", addresses_of_ranks[turn % len(addresses_of_ranks)])
 
     scheduler = FakeScheduler(place)
     addresses: queue.Queue[str] = queue.Queue()
