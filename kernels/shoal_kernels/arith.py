@@ -137,6 +137,14 @@ def softplus(x: Tensor) -> Tensor:
     return torch.where(x > 0.0, x, 0.0) + log1p(exp(-x.abs()))
 
 
+def sqrt(x: Tensor) -> Tensor:
+    """Correctly rounded square root. By way of float64, because some builds of torch are an ulp off in float32.
+
+    The square root of a float32 is never so near to a rounding boundary that the float64 error could cross it.
+    """
+    return torch.sqrt(x.to(torch.float64)).to(x.dtype)
+
+
 def rsqrt(x: Tensor) -> Tensor:
     """1 / sqrt(x), both steps correctly rounded."""
-    return 1.0 / torch.sqrt(x)
+    return 1.0 / sqrt(x)

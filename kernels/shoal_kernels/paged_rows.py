@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal_kernels.checks import check_index, check_rows
+from shoal_kernels.registry import resolve
 from shoal_kernels.row_formats import RowFormat
 
 
@@ -40,9 +42,27 @@ class PagedRows:
         """Units of this section in one block."""
         return self.entries_per_block * self.format.units
 
+    @property
+    def layout(self) -> tuple[int, int, int, int, int]:
+        """offset, entries_per_block, data_units, scale_units, page_split: where a compiled kernel finds a record."""
+        units = self.format
+        return self.offset, self.entries_per_block, units.data_units, units.scale_units, int(self.page_split)
+
     def write(self, block_ids: Tensor, slots: Tensor, values: Tensor) -> None:
-        """Encode values [n, dim] into (block_ids int64 [n], slots int64 [n]). Each place at most once per call."""
-        self.write_bytes(block_ids, slots, self.format.encode(values))
+        """Encode values [n, dim] into (block_ids int64 [n], slots int64 [n]). Each place at most once per call.
+
+        Raises ValueError for shape or dtype, or for a place outside the storage.
+        """
+        count = block_ids.shape[0]
+        check_rows("block_ids", block_ids, None, dtype=torch.int64)
+        check_rows("slots", slots, count, dtype=torch.int64)
+        check_rows("values", values, count, self.format.dim, dtype=self.format.precision.dtype)
+        check_index("block_ids", block_ids, 0, self.storage.shape[0])
+        check_index("slots", slots, 0, self.entries_per_block)
+        if not self.format.is_cast:
+            self.write_bytes(block_ids, slots, values)
+            return
+        resolve("write_records", values.device.type, self.format.precision)(self, block_ids, slots, values)
 
     def read(self, block_ids: Tensor, slots: Tensor) -> Tensor:
         """Decoded values [n, dim] of the records at (block_ids [n], slots [n])."""

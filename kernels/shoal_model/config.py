@@ -7,93 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal_model.config_checks import check_consistency
+from shoal_model.config_sections import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    DsparkConfig,
+    EngramConfig,
+    VisionConfig,
+    YarnScaling,
+    read_dspark,
+    read_engram,
+    read_vision,
+    read_yarn,
+)
 from shoal_model.json_fields import Fields, read_object
+
+__all__ = ["WEIGHT_BLOCK", "DsparkConfig", "EngramConfig", "ModelConfig", "VisionConfig", "YarnScaling"]
 
 WEIGHT_BLOCK = 32
 """Rows and columns of an FP8 weight that share one scale; also the group of the Q8 and Q4ue casts."""
 
-_ENGRAM_FIELDS = (
-    "engram_layer_ids",
-    "engram_num_embeddings",
-    "engram_max_ngram_size",
-    "engram_vocab_size",
-    "engram_n_heads",
-    "engram_head_dim",
-    "engram_pad_token_id",
-    "engram_compressed_vocab_size",
-)
-_DSPARK_FIELDS = (
-    "num_nextn_predict_layers",
-    "dspark_block_size",
-    "dspark_noise_token_id",
-    "dspark_target_layer_ids",
-    "dspark_markov_rank",
-    "dspark_n_routed_experts",
-    "dspark_num_experts_per_tok",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class YarnScaling:
-    """`rope_scaling`: YaRN parameters of every layer with a compress ratio above 0."""
-
-    factor: float
-    beta_fast: float
-    beta_slow: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngramConfig:
-    """The `engram_*` fields. `num_embeddings[i]` rows belong to the table of layer `layer_ids[i]`."""
-
-    layer_ids: tuple[int, ...]
-    num_embeddings: tuple[int, ...]
-    max_ngram_size: int
-    vocab_size: int
-    n_heads: int
-    head_dim: int
-    pad_token_id: int
-    compressed_vocab_size: int
-
-    @property
-    def columns(self) -> int:
-        """Rows looked up per token and layer: one per n-gram size (2..max) and head."""
-        return (self.max_ngram_size - 1) * self.n_heads
-
-    @property
-    def width(self) -> int:
-        """Values gathered per token and layer, the input width of `engram.wkv`."""
-        return self.columns * self.head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DsparkConfig:
-    """The DSpark draft head: `num_nextn_predict_layers` and the `dspark_*` fields."""
-
-    num_blocks: int
-    block_size: int
-    noise_token_id: int
-    target_layer_ids: tuple[int, ...]
-    markov_rank: int
-    n_routed_experts: int
-    num_experts_per_tok: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionConfig:
-    """`vision_config`: sizes of the vision tower and limits of the image preprocessing."""
-
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    intermediate_size: int
-    patch_size: int
-    rope_theta: float
-    downsample_ratio: int
-    max_image_tokens: int
-    min_pixels: int
-    max_wh_ratio: float | None
+_MIN_ROPE_THETA = 2.0
+"""YaRN divides by its logarithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +110,9 @@ class ModelConfig:
         text = root.section("text_config")
         _check_fixed_text(text)
         vocab_size = text.integer("vocab_size")
-        num_layers = text.integer("num_hidden_layers")
-        vision = _vision(root.section("vision_config")) if root.has("vision_config") else None
-        dspark = _dspark(text, vocab_size, num_layers)
+        num_layers = text.integer("num_hidden_layers", below=MAX_LAYERS)
+        vision = read_vision(root.section("vision_config")) if root.has("vision_config") else None
+        dspark = read_dspark(text, vocab_size, num_layers)
         config = cls(
             bos_token_id=root.integer("bos_token_id", minimum=0, below=vocab_size),
             eos_token_id=root.integer("eos_token_id", minimum=0, below=vocab_size),
@@ -198,9 +132,9 @@ class ModelConfig:
             swiglu_limit=text.positive("swiglu_limit"),
             rms_norm_eps=text.positive("rms_norm_eps"),
             max_position_embeddings=text.integer("max_position_embeddings"),
-            rope_theta=text.number("rope_theta", minimum=1.0),
-            compress_rope_theta=text.number("compress_rope_theta", minimum=1.0),
-            rope_scaling=_yarn(text.section("rope_scaling")),
+            rope_theta=text.number("rope_theta", minimum=_MIN_ROPE_THETA),
+            compress_rope_theta=text.number("compress_rope_theta", minimum=_MIN_ROPE_THETA),
+            rope_scaling=read_yarn(text.section("rope_scaling")),
             sliding_window=text.integer("sliding_window"),
             compress_ratios=_ratios(text, num_layers, dspark.num_blocks if dspark else 0),
             kv_source_layer_ids=text.ascending("kv_source_layer_ids", below=num_layers),
@@ -212,13 +146,13 @@ class ModelConfig:
             candidate_topk_blocks=text.integer("candidate_topk_blocks"),
             candidate_block_size=text.integer("candidate_block_size"),
             moe_intermediate_size=text.integer("moe_intermediate_size"),
-            n_routed_experts=text.integer("n_routed_experts"),
+            n_routed_experts=text.integer("n_routed_experts", below=MAX_EXPERTS),
             num_experts_per_tok=text.integer("num_experts_per_tok"),
             routed_scaling_factor=text.positive("routed_scaling_factor"),
             hc_mult=text.integer("hc_mult"),
             hc_sinkhorn_iters=text.integer("hc_sinkhorn_iters"),
             hc_eps=text.number("hc_eps"),
-            engram=_engram(text, vocab_size, num_layers),
+            engram=read_engram(text, vocab_size, num_layers),
             dspark=dspark,
             vision=vision,
         )
@@ -254,16 +188,6 @@ def _check_fixed_text(text: Fields) -> None:
         text.constant("index_k_source_layer_ids", list(text.integers("kv_source_layer_ids")))
 
 
-def _yarn(scaling: Fields) -> YarnScaling:
-    scaling.constant("rope_type", "yarn")
-    return YarnScaling(
-        factor=scaling.number("factor", minimum=1.0),
-        beta_fast=scaling.positive("beta_fast"),
-        beta_slow=scaling.positive("beta_slow"),
-        original_max_position_embeddings=scaling.integer("original_max_position_embeddings"),
-    )
-
-
 def _ratios(text: Fields, num_layers: int, num_blocks: int) -> tuple[int, ...]:
     ratios = text.integers("compress_ratios", below=3)
     if len(ratios) != num_layers + num_blocks:
@@ -273,62 +197,3 @@ def _ratios(text: Fields, num_layers: int, num_blocks: int) -> tuple[int, ...]:
     if any(ratios[num_layers:]):
         raise text.fail("compress_ratios", f"must be 0 for the draft blocks, got {list(ratios[num_layers:])}")
     return ratios[:num_layers]
-
-
-def _whole_set(text: Fields, names: tuple[str, ...]) -> bool:
-    """Whether the set is there. Raises CheckpointError for a part of it: a silent default would change the model."""
-    present = [name for name in names if text.has(name)]
-    missing = [name for name in names if not text.has(name)]
-    if present and missing:
-        raise text.fail(missing[0], f"is missing while {present[0]} is set")
-    return bool(present)
-
-
-def _engram(text: Fields, vocab_size: int, num_layers: int) -> EngramConfig | None:
-    if not _whole_set(text, _ENGRAM_FIELDS):
-        return None
-    return EngramConfig(
-        layer_ids=text.ascending("engram_layer_ids", below=num_layers),
-        num_embeddings=text.integers("engram_num_embeddings", minimum=1),
-        max_ngram_size=text.integer("engram_max_ngram_size", minimum=2),
-        vocab_size=text.integer("engram_vocab_size", minimum=2),
-        n_heads=text.integer("engram_n_heads"),
-        head_dim=text.integer("engram_head_dim"),
-        pad_token_id=text.integer("engram_pad_token_id", minimum=0, below=vocab_size),
-        compressed_vocab_size=text.integer("engram_compressed_vocab_size", below=vocab_size + 1),
-    )
-
-
-def _dspark(text: Fields, vocab_size: int, num_layers: int) -> DsparkConfig | None:
-    if not _whole_set(text, _DSPARK_FIELDS):
-        return None
-    n_routed = text.integer("dspark_n_routed_experts")
-    return DsparkConfig(
-        num_blocks=text.integer("num_nextn_predict_layers"),
-        block_size=text.integer("dspark_block_size"),
-        noise_token_id=text.integer("dspark_noise_token_id", minimum=0, below=vocab_size),
-        target_layer_ids=text.ascending("dspark_target_layer_ids", below=num_layers),
-        markov_rank=text.integer("dspark_markov_rank"),
-        n_routed_experts=n_routed,
-        num_experts_per_tok=text.integer("dspark_num_experts_per_tok", below=n_routed + 1),
-    )
-
-
-def _vision(vision: Fields) -> VisionConfig:
-    vision.constant("model_type", "deepseek_v41_vision")
-    hidden_size = vision.integer("hidden_size")
-    heads = vision.integer("num_attention_heads")
-    if hidden_size % heads or (hidden_size // heads) % 4:
-        raise vision.fail("num_attention_heads", f"must divide hidden_size {hidden_size} into multiples of 4")
-    return VisionConfig(
-        num_hidden_layers=vision.integer("num_hidden_layers"),
-        hidden_size=hidden_size,
-        num_attention_heads=heads,
-        intermediate_size=vision.integer("intermediate_size"),
-        patch_size=vision.integer("patch_size"),
-        rope_theta=vision.number("rope_theta", minimum=1.0),
-        downsample_ratio=vision.integer("downsample_ratio"),
-        max_image_tokens=vision.integer("max_image_tokens", minimum=4),
-        min_pixels=vision.integer("min_pixels"),
-        max_wh_ratio=vision.positive("max_wh_ratio") if vision.has("max_wh_ratio") else None,
-    )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from shoal_model.json_fields import Fields
 
 if TYPE_CHECKING:
-    from shoal_model.config import EngramConfig, ModelConfig
+    from shoal_model.config import ModelConfig
+    from shoal_model.config_sections import EngramConfig
 
 CAST_GROUP = 32
 """Values that share a scale in Q8 and Q4ue: every cast width is a multiple of it."""

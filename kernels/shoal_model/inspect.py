@@ -6,12 +6,13 @@ specification, sections 4 and 8.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 from pathlib import Path
+from typing import TypeVar
 
 from shoal_model.checkpoint import locate_tensors, read_index
 from shoal_model.config import ModelConfig
@@ -21,6 +22,8 @@ from shoal_model.layer_map import LayerPlan, build_layer_map
 
 _ENGRAM_ROW_ALIGNMENT = 256
 
+Key = TypeVar("Key", bound=Hashable)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
@@ -29,6 +32,9 @@ class Amount:
     tensors: int
     parameters: int
     bytes: int
+
+
+_NOTHING = Amount(tensors=0, parameters=0, bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +101,18 @@ def inspect_checkpoint(directory: str | Path, *, num_ranks: int = 1) -> Checkpoi
     inventory = build_inventory(config)
     index = read_index(directory, inventory)
     located = locate_tensors(index, inventory, absent_shards_allowed=True)
-    specs = list(inventory.values())
+    specs = inventory.values()
+    parts = _amounts((spec.part, spec) for spec in specs)
+    formats = _amounts((spec.storage, spec) for spec in specs)
+    layers = _amounts((spec.layer, spec) for spec in specs)
+    draft_blocks = _amounts((spec.draft_block, spec) for spec in specs)
     return CheckpointReport(
         config=config,
-        total=_amount(specs),
-        parts={part: _amount(spec for spec in specs if spec.part is part) for part in Part},
-        formats={storage: _amount(spec for spec in specs if spec.storage is storage) for storage in StorageType},
-        layers=tuple(
-            LayerReport(plan=plan, amount=_amount(spec for spec in specs if spec.layer == plan.layer))
-            for plan in build_layer_map(config).layers
-        ),
-        draft_blocks=tuple(
-            _amount(spec for spec in specs if spec.draft_block == block) for block in range(config.num_draft_blocks)
-        ),
+        total=_amounts((None, spec) for spec in specs)[None],
+        parts={part: parts.get(part, _NOTHING) for part in Part},
+        formats={storage: formats.get(storage, _NOTHING) for storage in StorageType},
+        layers=tuple(LayerReport(plan=plan, amount=layers[plan.layer]) for plan in build_layer_map(config).layers),
+        draft_blocks=tuple(draft_blocks[block] for block in range(config.num_draft_blocks)),
         cache=cache_report(config),
         rank=rank_report(config, specs, num_ranks),
         num_shards=len(index.shards),
@@ -159,8 +164,15 @@ def rank_report(config: ModelConfig, specs: Iterable[TensorSpec], num_ranks: int
     )
 
 
-def _amount(specs: Iterable[TensorSpec]) -> Amount:
-    totals: Counter[str] = Counter()
-    for spec in specs:
-        totals.update(tensors=1, parameters=spec.parameters, bytes=spec.bytes)
-    return Amount(tensors=totals["tensors"], parameters=totals["parameters"], bytes=totals["bytes"])
+def _amounts(keyed: Iterable[tuple[Key, TensorSpec]]) -> dict[Key, Amount]:
+    groups: defaultdict[Key, list[TensorSpec]] = defaultdict(list)
+    for key, spec in keyed:
+        groups[key].append(spec)
+    return {
+        key: Amount(
+            tensors=len(specs),
+            parameters=sum(spec.parameters for spec in specs),
+            bytes=sum(spec.bytes for spec in specs),
+        )
+        for key, specs in groups.items()
+    }

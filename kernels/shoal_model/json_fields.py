@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -100,7 +100,7 @@ class Fields:
 
     def number(self, name: str, *, minimum: float = 0.0) -> float:
         value = self._get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self.fail(name, f"must be a finite number, got {value!r}")
         if value < minimum:
             raise self.fail(name, f"must be at least {minimum}, got {value!r}")

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from shoal_kernels.precision import EXACT, KV, SERVED
 from torch import Tensor
 
+from shoal_model.config import ModelConfig
 from shoal_model.model import Model
 from shoal_model.sequence import SequenceRun, blocks_for
 
@@ -25,10 +28,10 @@ def sequence_logits(directory: str | Path, token_ids: Sequence[int], numerics: s
     """
     if numerics not in PRECISIONS:
         raise ValueError(f"numerics must be one of {', '.join(PRECISIONS)}, got {numerics!r}")
+    _check_ids(token_ids, ModelConfig.load(directory))
     model = Model.load(
-        directory, precision=PRECISIONS[numerics], num_blocks=1 + max(1, blocks_for(len(token_ids))), num_slots=1
+        directory, precision=PRECISIONS[numerics], num_blocks=1 + blocks_for(len(token_ids)), num_slots=1
     )
-    _check_ids(token_ids, model)
     run = SequenceRun(model, slot=0, block_table=range(1, 1 + blocks_for(len(token_ids))))
     parts = []
     for start in range(0, len(token_ids), _CHUNK_ROWS):
@@ -38,16 +41,19 @@ def sequence_logits(directory: str | Path, token_ids: Sequence[int], numerics: s
 
 
 def write_sequence_logits(directory: str | Path, token_ids: Sequence[int], out: str | Path, numerics: str) -> Tensor:
-    """`sequence_logits`, also written to the safetensors file `out` as tensor `logits`."""
-    from safetensors.torch import save_file
-
+    """`sequence_logits`, also written to the safetensors file `out`. ValueError where that cannot be written."""
+    if not Path(out).resolve().parent.is_dir():
+        raise ValueError(f"the folder of {out} does not exist")
     logits = sequence_logits(directory, token_ids, numerics)
-    save_file({"logits": logits.contiguous()}, out, metadata={"numerics": numerics})
+    try:
+        save_file({"logits": logits}, out, metadata={"numerics": numerics})
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{out} cannot be written: {error}") from error
     return logits
 
 
-def _check_ids(token_ids: Sequence[int], model: Model) -> None:
-    vocabulary, limit = model.config.vocab_size, model.config.max_position_embeddings
+def _check_ids(token_ids: Sequence[int], config: ModelConfig) -> None:
+    vocabulary, limit = config.vocab_size, config.max_position_embeddings
     if not 0 < len(token_ids) <= limit:
         raise ValueError(f"between 1 and {limit} token ids are wanted, got {len(token_ids)}")
     for token_id in token_ids:

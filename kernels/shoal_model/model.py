@@ -57,6 +57,8 @@ class Model:
         num_blocks: int,
         num_slots: int,
     ) -> None:
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"device {device} is not supported: steps are planned for host memory")
         self.config = config
         self.precision = precision
         self.layer_map = build_layer_map(config)
@@ -137,6 +139,11 @@ class Model:
     def backtrack(self) -> int:
         """B: how far a sequence may step back by position; a draft block and its anchor, at least."""
         return max(DEFAULT_BACKTRACK, self.draft_size + 1)
+
+    @property
+    def default_replay_length(self) -> int:
+        """K: rows of a prompt's end that run the decoder half, unless a deployment says otherwise (140 as released)."""
+        return self.config.sliding_window + 2 * self.backtrack
 
     @property
     def draft_size(self) -> int:

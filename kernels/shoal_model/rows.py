@@ -23,7 +23,11 @@ Table = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
-    """One sequence's consecutive rows in a step: a prefill chunk, a decode row, or a row with its drafts."""
+    """One sequence's consecutive rows in a step: a prefill chunk, a decode row, or a row with its drafts.
+
+    Where decoder rows below some position are skipped on purpose (exact recovery of a long answer), that position is
+    both `decoder_start` and `decoder_window_start`: rows D * (W - 1) positions later are not touched by the cut.
+    """
 
     slot: int
     block_table: Sequence[int] | Ints  # block ids in position order, covering every position of the rows

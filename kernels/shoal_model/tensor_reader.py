@@ -29,7 +29,7 @@ class TensorReader:
 
         Raises CheckpointError if the file fails or ends early.
         """
-        location = self._remaining.pop(name)
+        location = self._pop(name)
         buffer = np.empty(location.spec.bytes, dtype=np.uint8)
         try:
             with location.path.open("rb", buffering=0) as file:
@@ -50,12 +50,12 @@ class TensorReader:
 
         Only touched pages are read, and no neighbours ahead: for tables looked up by row. Raises CheckpointError.
         """
-        location = self._remaining.pop(name)
+        location = self._pop(name)
         assert location.spec.storage not in _DTYPES
         try:
             return _map(location)
-        except OSError as error:
-            raise CheckpointError(location.path, f"cannot be mapped: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # ValueError: the file is shorter than the mapping would be
+            raise CheckpointError(location.path, f"cannot be mapped for {name}: {error}") from error
 
     def skip(self, part: Part) -> None:
         """Leave the tensors of a part unread."""
@@ -64,6 +64,10 @@ class TensorReader:
     def finish(self) -> None:
         """Assert that every tensor was taken or skipped: the inventory and the loader name the same tensors."""
         assert not self._remaining, f"{next(iter(self._remaining))} and {len(self._remaining) - 1} more were not read"
+
+    def _pop(self, name: str) -> TensorLocation:
+        assert name in self._remaining, f"{name} is read twice or is no tensor of this configuration"
+        return self._remaining.pop(name)
 
 
 def _map(location: TensorLocation) -> Tensor:

@@ -15,6 +15,7 @@ from shoal_model.inventory import build_inventory
 
 DATA = Path(__file__).parents[1] / "golden" / "data"
 TINY = DATA / "tiny"
+# The config.json of DeepSeek-V4.1-Flash, written from its published field table.
 RELEASED_CONFIG = DATA / "released" / "config.json"
 FIRST_SHARD = "model-00001-of-00002.safetensors"
 SECOND_SHARD = "model-00002-of-00002.safetensors"
@@ -49,6 +50,20 @@ def edit_header(path: Path, edit: Callable[[Json], object]) -> None:
     header, data = read_shard(path)
     edit(header)
     write_shard(path, header, data)
+
+
+def remove_tensors(path: Path, names: set[str]) -> None:
+    """Rewrite a shard without some of its tensors."""
+    header, data = read_shard(path)
+    kept, kept_data, end = {}, [], 0
+    for name, entry in header.items():
+        if name == "__metadata__" or name in names:
+            continue
+        begin, stop = entry["data_offsets"]
+        kept[name] = {**entry, "data_offsets": [end, end + stop - begin]}
+        kept_data.append(data[begin:stop])
+        end += stop - begin
+    write_shard(path, kept, b"".join(kept_data))
 
 
 def edit_index(directory: Path, edit: Callable[[dict[str, str]], object]) -> None:

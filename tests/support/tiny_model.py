@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from shoal_kernels.precision import SERVED, Precision
 from shoal_model.checkpoint import Checkpoint
@@ -12,6 +13,9 @@ from shoal_model.load_weights import load_weights
 from shoal_model.model import Model
 from shoal_model.weights import BackboneWeights
 from torch import Tensor
+
+# Tensors this small lose more by threads than they gain, above all beside other test processes.
+torch.set_num_threads(1)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 TINY = GOLDEN / "tiny"
@@ -29,7 +33,7 @@ def tiny_weights() -> BackboneWeights:
     return load_weights(_checkpoint())
 
 
-def tiny_model(precision: Precision = SERVED, *, num_blocks: int = 16, num_slots: int = 4) -> Model:
+def tiny_model(precision: Precision = SERVED, *, num_blocks: int = 9, num_slots: int = 4) -> Model:
     """A model with its own empty cache over the shared weights."""
     return Model(_checkpoint().config, tiny_weights(), precision=precision, num_blocks=num_blocks, num_slots=num_slots)
 

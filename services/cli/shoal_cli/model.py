@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, TypeAlias
 
+from shoal_cli import model_generate
+
 if TYPE_CHECKING:
     from shoal_model.inspect import Amount, CheckpointReport, LayerReport
 
@@ -21,6 +23,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("model", help="look at a checkpoint")
     commands = parser.add_subparsers(dest="model_command", required=True, metavar="COMMAND")
     _add_inspect(commands)
+    _add_logits(commands)
+    model_generate.add_parser(commands)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,6 +47,39 @@ def _add_inspect(commands: Subparsers) -> None:
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="size of the expert-parallel group")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run_model_command=_inspect)
+
+
+def _add_logits(commands: Subparsers) -> None:
+    parser = commands.add_parser(
+        "logits",
+        help="logits of a token sequence",
+        description="Run a token sequence (replay off) and write its logits, float32 [tokens, vocabulary].",
+    )
+    parser.add_argument("directory", metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--ids", required=True, type=_token_ids, metavar="1,2,3", help="token ids, comma separated")
+    parser.add_argument("--out", required=True, metavar="FILE", help="safetensors file to write (tensor `logits`)")
+    parser.add_argument(
+        "--numerics",
+        choices=("exact", "kv", "served"),
+        default="served",
+        help="exact: float64, no casts; kv: float32, only the casts of the cache; served: every rounding of serving",
+    )
+    parser.set_defaults(run_model_command=_logits)
+
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a comma separated list of token ids") from None
+
+
+def _logits(args: argparse.Namespace) -> int:
+    from shoal_model.logits import write_sequence_logits
+
+    logits = write_sequence_logits(args.directory, args.ids, args.out, args.numerics)
+    print(f"{args.out}: logits {list(logits.shape)}, numerics {args.numerics}")
+    return 0
 
 
 def _inspect(args: argparse.Namespace) -> int:

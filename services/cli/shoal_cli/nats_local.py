@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from shoal_common.bus import OFF
+from shoal_common.settings import without_credentials
+
 from shoal_cli.child import Child
 from shoal_cli.errors import CliError
 from shoal_cli.stack_spec import ProcessSpec
@@ -45,12 +48,16 @@ async def start(run_dir: Path, environ: Mapping[str, str], *, timeout_s: float) 
 
 async def reach(url: str) -> None:
     """Check that somebody listens at the user's URL. Raises CliError."""
+    if url == OFF:
+        raise CliError("SHOAL_NATS_URL=off is for a worker that stands alone; a mesh needs NATS")
     parts = urlsplit(url)
     try:
         host, port = parts.hostname or "127.0.0.1", parts.port or 4222
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _REACH_TIMEOUT_S)
     except (OSError, ValueError, TimeoutError) as error:
-        raise CliError(f"NATS cannot be reached at SHOAL_NATS_URL={url}: {error or 'no answer'}") from error
+        raise CliError(
+            f"NATS cannot be reached at SHOAL_NATS_URL={without_credentials(url)}: {error or 'no answer'}"
+        ) from error
     writer.close()
 
 

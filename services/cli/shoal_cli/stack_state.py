@@ -57,6 +57,11 @@ def default_run_dir(environ: Mapping[str, str], mesh: str) -> Path:
     return Path(base) / "shoal" / mesh
 
 
+def make_run_dir(run_dir: Path) -> None:
+    """Create it for this user alone: state and logs may name credentials of the bus."""
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def read(run_dir: Path) -> StackState | None:
     """The state as last written; None if there is none, or nothing of it runs any more."""
     try:
@@ -83,7 +88,7 @@ def remove(run_dir: Path) -> None:
 @contextlib.contextmanager
 def claimed(run_dir: Path) -> Iterator[bool]:
     """Hold the folder for one supervisor. Yields False if another one holds it; freed by the kernel if we die."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_run_dir(run_dir)
     with open(run_dir / _LOCK, "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

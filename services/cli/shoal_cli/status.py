@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from shoal_common.bus import Bus
 from shoal_common.load import LoadReport
 from shoal_common.presence import HEARTBEAT_S, Presence
+from shoal_common.settings import without_credentials
 from shoal_common.watcher import Watcher
 
 from shoal_cli import stack_state
@@ -45,7 +46,7 @@ async def observe(nats_url: str, mesh: str) -> list[tuple[Presence, LoadReport |
     await bus.start()
     try:
         if not await bus.wait_connected(_CONNECT_TIMEOUT_S):
-            raise CliError(f"NATS cannot be reached at {nats_url}; is the mesh up?")
+            raise CliError(f"NATS cannot be reached at {without_credentials(nats_url)}; is the mesh up?")
         watcher = Watcher(bus, mesh=mesh, has_loads=True)
         await watcher.start()
         await asyncio.sleep(1.5 * HEARTBEAT_S)

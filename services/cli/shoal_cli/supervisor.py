@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from shoal_common.settings import without_credentials
+
 from shoal_cli import nats_local, stack_state
 from shoal_cli.child import Child
 from shoal_cli.errors import CliError
@@ -70,7 +72,7 @@ class Supervisor:
         self._write_state(is_up=True)
 
     async def _start(self) -> None:
-        (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        (self._run_dir / "logs").mkdir(exist_ok=True)
         started_s = time.monotonic()
         given = self._environ.get("SHOAL_NATS_URL")
         if given:
@@ -79,7 +81,7 @@ class Supervisor:
         else:
             self._nats, self._nats_url = await nats_local.start(self._run_dir, self._environ, timeout_s=10.0)
             self._write_state(is_up=False)
-        self._say(f"nats            {self._nats_url}")
+        self._say(f"nats            {without_credentials(self._nats_url)}")
         for spec in self._specs(self._nats_url):
             self._children.append(await Child.start(spec, self._run_dir / "logs"))
             self._write_state(is_up=False)

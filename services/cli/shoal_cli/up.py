@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
 def follow(command: list[str], run_dir: Path, *, environ: Mapping[str, str], timeout_s: float) -> int:
     """Start the supervisor, echo what it says until its mesh is up. Raises CliError with its last words if it ends."""
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    stack_state.make_run_dir(run_dir)
+    (run_dir / "logs").mkdir(exist_ok=True)
     log = run_dir / "logs" / f"supervisor-{time.time_ns()}.log"
     with open(log, "w", encoding="utf-8") as sink:
         supervisor = subprocess.Popen(
@@ -47,13 +48,14 @@ def follow(command: list[str], run_dir: Path, *, environ: Mapping[str, str], tim
             start_new_session=True,
         )
     give_up = time.monotonic() + timeout_s
+    last_line = f"the supervisor ended (log: {log})"
     with open(log, encoding="utf-8") as said:
         while True:
             ended = supervisor.poll() is not None
             words = said.read()
+            last_line = next((line for line in reversed(words.splitlines()) if line.strip()), last_line)
             if ended:
-                lines = [line for line in words.splitlines() if line.strip()]
-                raise CliError(lines[-1].removeprefix("shoal: ") if lines else f"the supervisor ended (log: {log})")
+                raise CliError(last_line.removeprefix("shoal: "))
             print(words, end="", flush=True)
             state = stack_state.read(run_dir)
             if state is not None and state.is_up and state.supervisor.pid == supervisor.pid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -72,8 +73,8 @@ class EngineLike(Protocol):
         Each choice may at first emit MAX_UNACKNOWLEDGED tokens beyond those it came with.
         """
 
-    def begin(self, request_id: str, attempt: int) -> None:
-        """Prefill what is not loaded, then decode."""
+    def begin(self, request_id: str, attempt: int) -> Future[None]:
+        """Prefill what is not loaded, then decode. Fails if the attempt is over."""
 
     def grant(self, request_id: str, attempt: int, choice_index: int, limit: int) -> None:
         """The choice may emit output indices below `limit`; until then it is paused, keeps its slot, skips its rows."""
@@ -103,4 +104,4 @@ class LocalPrefill:
 
     async def load(self, start: GenerationStart) -> None:
         """Begin at once."""
-        self._engine.begin(start.request_id, start.attempt)
+        await asyncio.wrap_future(self._engine.begin(start.request_id, start.attempt))

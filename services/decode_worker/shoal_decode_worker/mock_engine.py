@@ -107,12 +107,15 @@ class MockEngine:
             answer.set_result(None)
         return answer
 
-    def begin(self, request_id: str, attempt: int) -> None:
+    def begin(self, request_id: str, attempt: int) -> Future[None]:
         """Run from the next step on."""
         request = self._requests.get((request_id, attempt))
         if request is not None:
             request.has_begun = True
             self._work.set()
+        answer: Future[None] = Future()
+        answer.set_result(None)
+        return answer
 
     def grant(self, request_id: str, attempt: int, choice_index: int, limit: int) -> None:
         """Raise a limit."""

@@ -185,10 +185,6 @@ class Sessions:
                 self._fail(failure)
             await self._idle.wait()
 
-    def resume(self) -> None:
-        """Take requests again."""
-        self._core.is_draining = False
-
     def _end_stream(self, stream_id: int, error: MeshError) -> None:
         stream = self._streams.get(stream_id)
         if stream is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from shoal_engine.acceptance import StopRule
 from shoal_engine.block_pool import BLOCK_TOKENS, blocks_for
@@ -10,11 +11,21 @@ from shoal_engine.errors import ExceedsCapacity, PromptTooLong, TokenOutOfRange
 from shoal_engine.requests import ChoiceStart, TokenIds
 from shoal_engine.sequence import RequestState
 
-ADMITTED_OUTPUT = 2048
-"""Output tokens of a choice for which blocks are held from the start; the rest grows."""
 
-GROWTH_BLOCKS = 16
-"""Blocks that a choice grows by."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How many blocks a choice holds ahead of what it needs.
+
+    admitted_output   output tokens for which blocks are held from admission on
+    blocks            what it grows by when they are used up
+    """
+
+    admitted_output: int = 2048
+    blocks: int = 16
+
+    def __post_init__(self) -> None:
+        if min(self.admitted_output, self.blocks) < 1:
+            raise ValueError(f"growth must be positive, got {self}")
 
 
 def check_prompt(prompt_ids: TokenIds, *, vocab_size: int, max_context: int, needs_output: bool) -> None:
@@ -50,16 +61,18 @@ def own_blocks(prompt_length: int, outputs: int) -> int:
     return blocks_for(prompt_length + max(outputs - 1, 0)) - shared_blocks(prompt_length)
 
 
-def blocks_to_admit(prompt_length: int, choices: Iterable[ChoiceStart], rule: StopRule) -> tuple[int, list[int]]:
+def blocks_to_admit(
+    prompt_length: int, choices: Iterable[ChoiceStart], rule: StopRule, growth: Growth
+) -> tuple[int, list[int]]:
     """Shared blocks, and the own blocks of every unfinished choice, that the request holds from admission on.
 
-    These cover prompt + tokens so far + min(rest, 2048).
+    These cover prompt + tokens so far + min(rest, growth.admitted_output).
     """
     own = []
     for choice in choices:
         if not choice.is_finished:
             so_far = len(choice.output_ids)
-            own.append(own_blocks(prompt_length, so_far + min(rule.max_tokens - so_far, ADMITTED_OUTPUT)))
+            own.append(own_blocks(prompt_length, so_far + min(rule.max_tokens - so_far, growth.admitted_output)))
     return shared_blocks(prompt_length), own
 
 

@@ -11,22 +11,23 @@ from typing import Generic
 
 from shoal_common.errors import AlreadyExists, Draining, Internal, MeshError, Moved, Superseded
 
-from shoal_engine import admission
-from shoal_engine.batcher import ChunkWork, StepBudget, plan_chunks
+from shoal_engine.admission import Growth, choose_victim
+from shoal_engine.batcher import StepBudget
 from shoal_engine.block_pool import BLOCK_TOKENS
 from shoal_engine.errors import BadRows, OutOfBlocks, UnknownRequest, WrongPhase
 from shoal_engine.events import AdmitInfo, EngineSink, EngineStats, FinishReason, TokenEntry
-from shoal_engine.handover import Exporter, Importer, lead_of
+from shoal_engine.handover import Exporter, Importer
 from shoal_engine.holdings import Holdings
-from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows, RowKind
+from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows
 from shoal_engine.model_port import Hidden, StepModel
-from shoal_engine.planner import WidthPlanner, WidthView
-from shoal_engine.replay import plan_prompt, recovery_decoder_start
+from shoal_engine.planner import WidthPlanner
+from shoal_engine.prompts import Prompts
 from shoal_engine.request_states import new_state
 from shoal_engine.requests import GenerationRequest, PrefillRequest
 from shoal_engine.sequence import Phase, RequestState, Sequence
-from shoal_engine.snapshots import WindowCopies, prefill_cuts, snapshot_position, stored_snapshots
-from shoal_engine.step import ChunkRows, DecodeRows, FirstRow, Stepper, draft_cap
+from shoal_engine.snapshots import snapshot_position
+from shoal_engine.step import ChunkRows, DecodeRows, FirstRow, Stepper
+from shoal_engine.step_plan import StepPlan, in_order, is_runnable
 from shoal_engine.write_back import WriteBack
 
 logger = logging.getLogger(__name__)
@@ -42,11 +43,13 @@ class EngineConfig:
     replay_length   K; at least W + B of the model
     max_context     positions of prompt + output; None takes the model's
     budget          rows of a step
+    growth          how many blocks are held ahead
     """
 
     replay_length: int
     max_context: int | None = None
     budget: StepBudget = field(default_factory=StepBudget)
+    growth: Growth = field(default_factory=Growth)
 
 
 class EngineCore(Generic[Hidden]):
@@ -71,16 +74,17 @@ class EngineCore(Generic[Hidden]):
         self._shape = shape
         self._replay_length = config.replay_length
         self._max_context = min(config.max_context or shape.max_context, shape.max_context)
-        self._budget = config.budget
         self._sink = sink
         self._planner = planner
         self._clock = clock
-        self._holdings = Holdings(shape.block_count, shape.slot_count)
+        self._holdings = Holdings(shape.block_count, shape.slot_count, config.growth)
         self._importer = Importer(model, config.replay_length)
         self._exporter = Exporter(model, config.replay_length)
         self._write_back = WriteBack(self._exporter, sink)
         self._stepper = Stepper(model, self._write_back.choice_advanced)
+        self._prompts = Prompts(model, config.replay_length)
         self._requests: dict[str, RequestState] = {}
+        self._plan = StepPlan(self._requests, planner, config.budget, self._cover)
         self._handed_over: list[FirstRow[Hidden]] = []
         self._admitted_count = 0
         self._step_count = 0
@@ -119,7 +123,7 @@ class EngineCore(Generic[Hidden]):
         if any(other.request.priority >= request.priority for other in waiting):
             raise OutOfBlocks(f"{len(waiting)} requests wait for blocks", waiting=len(waiting))
         self._holdings.take(state)
-        self._prepare(state)
+        self._prompts.prepare(state)
         self._admitted_count += 1
         self._requests[request.request_id] = state
         slots = len(state.live)
@@ -152,7 +156,7 @@ class EngineCore(Generic[Hidden]):
         state.is_started = True
         if not state.live:
             return self._end(state)
-        self._plan_prompt(state)
+        self._prompts.plan(state)
         state.cached_tokens = max(state.hit_tokens, handover.cached_tokens)
         # The other side stores what belongs to the prompt alone.
         state.exported_blocks = state.prompt_length // BLOCK_TOKENS
@@ -169,7 +173,7 @@ class EngineCore(Generic[Hidden]):
         state.is_started = True
         if not state.live:
             return self._end(state)
-        self._start_prompt(state)
+        self._prompts.start(state)
 
     def finish(self, request_id: str, choice: int, end_index: int) -> bool:
         """End a choice normally after `end_index` output tokens; later ones are dropped.
@@ -227,8 +231,8 @@ class EngineCore(Generic[Hidden]):
     def step(self) -> bool:
         """Run one step. False: nothing could run."""
         self._take_back_waiting()
-        decodes = self._plan_decodes()
-        chunks = self._plan_chunks(sum(rows.width + 1 for rows in decodes))
+        decodes = self._plan.decodes()
+        chunks = self._plan.chunks(sum(rows.width + 1 for rows in decodes))
         handed_over = [start for start in self._handed_over if start.state.phase is Phase.LOADED]
         self._handed_over = []
         if not (decodes or chunks or handed_over):
@@ -252,7 +256,7 @@ class EngineCore(Generic[Hidden]):
         return EngineStats(
             running=len(self._requests) - waiting,
             waiting=waiting,
-            runnable=sum(self._is_runnable(state) for state in states),
+            runnable=sum(is_runnable(state) for state in states),
             block_count=self._holdings.blocks.block_count,
             free_blocks=self._holdings.blocks.free_count,
             slot_count=self._holdings.slots.slot_count,
@@ -301,35 +305,10 @@ class EngineCore(Generic[Hidden]):
         if state.is_prefill_only:
             self._hand_over(start)
             return []
-        lead, lead_slot = lead_of(state)
-        run, length = state.run, state.prompt_length
-        assert run is not None, "a complete prompt was planned"
-        fresh = []
-        for sequence in state.live:
-            assert sequence.slot is not None, "live choices hold a slot"
-            if sequence is not lead:
-                self._model.copy_slot(lead_slot, sequence.slot)
-                if length % BLOCK_TOKENS:
-                    place = length // BLOCK_TOKENS
-                    self._model.copy_block(lead.blocks[place], sequence.blocks[place])
-                sequence.copies = lead.copies.clone()
-            sequence.frontier = length
-            sequence.decoder_window_start = run.decoder_start
-            if sequence.output:
-                reach = recovery_decoder_start(
-                    length + len(sequence.output) - 1,
-                    decoder_layers=self._shape.decoder_layers,
-                    window=self._shape.window,
-                )
-                sequence.decoder_window_start = max(run.decoder_start, reach)
-            else:
-                fresh.append(sequence)
-            has_context = start.state.phase is not Phase.LOADED or self._has_draft_window(state)
-            sequence.draft_window_start = sequence.decoder_window_start if has_context else length
+        fresh = self._prompts.share(state)
         for sequence in state.sequences:
             if sequence.is_done:
                 self._holdings.give_back_sequence(sequence)
-        state.lead, state.phase = None, Phase.DECODE
         return [(state, sequence, entry) for sequence, entry in self._stepper.first_tokens(start, fresh)]
 
     def _hand_over(self, start: FirstRow[Hidden]) -> None:
@@ -340,52 +319,6 @@ class EngineCore(Generic[Hidden]):
         hidden_row = self._model.hidden_to_bytes(start.hidden, start.row)
         self._remove(state)
         self._sink.on_prefilled(request_id, hidden_row, state.prompt_length - run.run_start)
-
-    # Planning
-
-    def _plan_decodes(self) -> list[DecodeRows]:
-        ready = [
-            (state, sequence)
-            for state in self._in_order(Phase.DECODE)
-            for sequence in state.live
-            if sequence.output and not sequence.is_paused and _is_caught_up(state, sequence)
-        ]
-        views = [
-            WidthView(min(len(s.drafts), draft_cap(state, s, self._planner.max_width)), s.confidence)
-            for state, s in ready
-        ]
-        rows = []
-        for (state, sequence), width, view in zip(ready, self._planner.widths(views), views, strict=True):
-            assert 0 <= width <= view.cap, f"planned width {width} is not in [0, {view.cap}]"
-            if state.phase is Phase.DECODE and self._cover(state, sequence, sequence.frontier + 1 + width):
-                rows.append(DecodeRows(state, sequence, width))
-        # A request planned early may have given up its blocks to an older one planned late.
-        return [row for row in rows if row.state.phase is Phase.DECODE]
-
-    def _plan_chunks(self, decode_rows: int) -> list[ChunkRows]:
-        works: list[tuple[RequestState, Sequence, ChunkWork]] = []
-        for state in self._in_order(Phase.PREFILL):
-            lead, _ = lead_of(state)
-            works.append((state, lead, self._work(state, lead.frontier, state.prompt_length, state.cuts)))
-        for state in self._in_order(Phase.DECODE):
-            for sequence in state.live:
-                if sequence.output and not sequence.is_paused and not _is_caught_up(state, sequence):
-                    end = state.prompt_length + len(sequence.output) - 1
-                    cuts = range(0, end, BLOCK_TOKENS) if state.request.export_chain else ()
-                    works.append((state, sequence, self._work(state, sequence.frontier, end, tuple(cuts))))
-        counts = plan_chunks([work for _, _, work in works], decode_rows, self._budget)
-        return [ChunkRows(state, s, count) for (state, s, _), count in zip(works, counts, strict=True) if count]
-
-    def _work(self, state: RequestState, start: int, end: int, cuts: tuple[int, ...]) -> ChunkWork:
-        return ChunkWork(start, end, cuts, state.request.priority, state.request.arrival)
-
-    def _in_order(self, phase: Phase) -> list[RequestState]:
-        return sorted((s for s in self._requests.values() if s.phase is phase), key=lambda state: state.order)
-
-    def _is_runnable(self, state: RequestState) -> bool:
-        if state.phase is Phase.DECODE:
-            return any(not sequence.is_paused for sequence in state.live)
-        return state.phase in (Phase.PREFILL, Phase.LOADED)
 
     # Life of a request
 
@@ -403,56 +336,6 @@ class EngineCore(Generic[Hidden]):
         if state.phase is not Phase.ADMITTED:
             raise WrongPhase(f"request {request_id} runs already", request_id=request_id, phase=state.phase.value)
         return state
-
-    def _prepare(self, state: RequestState) -> None:
-        """Slots of a request that has just taken them hold nothing yet."""
-        state.phase, state.run = Phase.ADMITTED, None
-        state.hit_tokens, state.has_snapshot = 0, True
-        state.loaded.clear()
-        for sequence in state.live:
-            assert sequence.slot is not None, "live choices hold a slot"
-            self._model.clear_slot(sequence.slot)
-            sequence.frontier = 0
-            sequence.drafts, sequence.confidence = [], ()
-            sequence.copies = WindowCopies(self._exporter.copy_limit)
-
-    def _plan_prompt(self, state: RequestState) -> None:
-        request = state.request
-        state.run = plan_prompt(
-            state.prompt_length,
-            state.hit_tokens,
-            state.has_snapshot,
-            replay_length=self._replay_length,
-            encoder_layers=self._shape.encoder_layers,
-            window=self._shape.window,
-        )
-        arguments = (state.prompt_length, self._replay_length, request.cache_points, state.branch_tokens)
-        state.cuts = prefill_cuts(state.hit_tokens, *arguments)
-        state.stored = frozenset(stored_snapshots(*arguments))
-        if not state.has_snapshot:
-            # Warm replay rebuilds the window that ends at the hit, and gives it back to the cache.
-            state.cuts = (state.hit_tokens, *state.cuts)
-            state.stored |= {state.hit_tokens}
-
-    def _start_prompt(self, state: RequestState) -> None:
-        lead, slot = lead_of(state)
-        if any(kind is not RowKind.BLOCK for kind, _ in state.loaded):
-            # Rows of a hand-over that never came to its end: the rings are not those of the hit any more.
-            self._model.clear_slot(slot)
-            state.has_snapshot = state.hit_tokens == 0
-            state.loaded.clear()
-            lead.copies = WindowCopies(self._exporter.copy_limit)
-        self._plan_prompt(state)
-        assert state.run is not None, "just planned"
-        lead.frontier = state.run.run_start
-        state.phase = Phase.PREFILL
-
-    def _has_draft_window(self, state: RequestState) -> bool:
-        low = max(0, state.prompt_length - self._shape.window)
-        _, slot = lead_of(state)
-        return self._shape.draft_size > 0 and self._model.has_window(
-            slot, RowKind.DRAFT_WINDOW, low, state.prompt_length
-        )
 
     def _end_choice(self, state: RequestState, sequence: Sequence, reason: FinishReason) -> None:
         if state.phase is Phase.DECODE:
@@ -484,7 +367,7 @@ class EngineCore(Generic[Hidden]):
     def _cover(self, state: RequestState, sequence: Sequence, positions: int) -> bool:
         """Make a choice's blocks cover `positions`, at the cost of younger requests. False: it gave up its own."""
         while not self._holdings.grow(state, sequence, positions):
-            victim = admission.choose_victim(self._holders())
+            victim = choose_victim(self._holders())
             self._preempt(victim)
             if victim is state:
                 return False
@@ -502,14 +385,14 @@ class EngineCore(Generic[Hidden]):
         state.lead, state.phase = None, Phase.WAITING
 
     def _take_back_waiting(self) -> None:
-        for state in self._in_order(Phase.WAITING):
+        for state in in_order(self._requests.values(), Phase.WAITING):
             # Strictly in order: a small request must not overtake a large one for ever.
             if not self._holdings.can_take(state):
                 break
             self._holdings.take(state)
-            self._prepare(state)
+            self._prompts.prepare(state)
             if state.is_started:
-                self._start_prompt(state)
+                self._prompts.start(state)
 
     def _observe(self, decodes: list[DecodeRows], chunks: list[ChunkRows], seconds: float) -> None:
         rows = sum(row.width + 1 for row in decodes) + sum(chunk.count for chunk in chunks)
@@ -521,11 +404,6 @@ class EngineCore(Generic[Hidden]):
             self._decode_count += 1
             mean = sum(accepted) / len(accepted)
             self._accept_length = _average(self._accept_length, mean, self._decode_count)
-
-
-def _is_caught_up(state: RequestState, sequence: Sequence) -> bool:
-    """Whether the next row of a choice with output is its last emitted token."""
-    return sequence.frontier == state.prompt_length + len(sequence.output) - 1
 
 
 def _moved() -> Moved:

@@ -11,7 +11,7 @@ from shoal_engine.logical_rows import LogicalRows, PrefixRows, RowKind
 from shoal_engine.model_port import Hidden, StepModel
 from shoal_engine.replay import check_hit
 from shoal_engine.sequence import RequestState, Sequence
-from shoal_engine.snapshots import copies_kept, floor_to_block, snapshot_position, window_pieces
+from shoal_engine.snapshots import floor_to_block, snapshot_position, window_pieces
 
 WINDOWS = (RowKind.ENCODER_WINDOW, RowKind.DECODER_WINDOW, RowKind.DRAFT_WINDOW)
 
@@ -214,11 +214,6 @@ class Exporter(Generic[Hidden]):
     def stored_position(self, length: int) -> int:
         """S(length)."""
         return snapshot_position(length, self._replay_length)
-
-    @property
-    def copy_limit(self) -> int:
-        """Copies that a sequence keeps."""
-        return copies_kept(self._replay_length)
 
     def _window(self, state: RequestState, kind: RowKind, low: int, high: int) -> LogicalRows:
         _, slot = lead_of(state)

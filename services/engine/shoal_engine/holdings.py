@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_engine.admission import GROWTH_BLOCKS, blocks_to_admit, choice_starts
+from shoal_engine.admission import Growth, blocks_to_admit, choice_starts
 from shoal_engine.block_pool import BlockPool, blocks_for
 from shoal_engine.errors import OutOfBlocks
 from shoal_engine.sequence import RequestState, Sequence
@@ -12,14 +12,15 @@ from shoal_engine.state_slots import SlotPool
 class Holdings:
     """The pools of one engine. Invariant: every held block and slot belongs to a sequence of a request."""
 
-    def __init__(self, block_count: int, slot_count: int) -> None:
+    def __init__(self, block_count: int, slot_count: int, growth: Growth) -> None:
+        self._growth = growth
         self.blocks = BlockPool(block_count)
         self.slots = SlotPool(slot_count)
 
     def take(self, state: RequestState) -> None:
         """Blocks and slots for every live choice. Raises OutOfBlocks or OutOfSlots, then takes nothing."""
         live = state.live
-        shared, own = blocks_to_admit(state.prompt_length, choice_starts(state), state.rule)
+        shared, own = blocks_to_admit(state.prompt_length, choice_starts(state), state.rule, self._growth)
         wanted = shared + sum(own)
         if wanted > self.blocks.free_count:
             raise OutOfBlocks(
@@ -36,7 +37,7 @@ class Holdings:
 
     def can_take(self, state: RequestState) -> bool:
         """Whether `take` would succeed."""
-        shared, own = blocks_to_admit(state.prompt_length, choice_starts(state), state.rule)
+        shared, own = blocks_to_admit(state.prompt_length, choice_starts(state), state.rule, self._growth)
         return shared + sum(own) <= self.blocks.free_count and len(own) <= self.slots.free_count
 
     def grow(self, state: RequestState, sequence: Sequence, positions: int) -> bool:
@@ -48,7 +49,7 @@ class Holdings:
         if missing > free:
             return False
         ahead = blocks_for(state.position_limit(sequence)) - len(sequence.blocks)
-        sequence.blocks += self.blocks.allocate(min(max(GROWTH_BLOCKS, missing), max(ahead, missing), free))
+        sequence.blocks += self.blocks.allocate(min(max(self._growth.blocks, missing), max(ahead, missing), free))
         return True
 
     def give_back(self, state: RequestState) -> None:

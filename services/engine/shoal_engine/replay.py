@@ -12,6 +12,11 @@ from shoal_engine.errors import HitNotUsable
 from shoal_engine.snapshots import snapshot_position
 
 
+def default_replay_length(window: int, backtrack: int) -> int:
+    """K where nothing else is asked for: the window and twice the backtrack, 140 at the released sizes."""
+    return window + 2 * backtrack
+
+
 def usable_hit(cached_tokens: int, prompt_length: int, replay_length: int) -> int:
     """Longest usable part of a cached prefix: a multiple of 128 that is <= Lp - K; 0 where there is none."""
     return min(cached_tokens // BLOCK_TOKENS * BLOCK_TOKENS, snapshot_position(prompt_length, replay_length))

@@ -134,10 +134,16 @@ class RequestState:
         output = np.array(sequence.output[max(0, low - length) : high - length], dtype=np.int64)
         return output if low >= length else np.concatenate([self.prompt[low:], output])
 
-    def lookback(self, sequence: Sequence, start: int, pad_id: int) -> TokenIds:
+    def lookback(self, sequence: Sequence, start: int, pad_id: int) -> list[int]:
         """The three token ids before `start`, pads before position 0."""
-        known = self.tokens(sequence, max(0, start - LOOKBACK), start)
-        return np.concatenate([np.full(LOOKBACK - len(known), pad_id, dtype=np.int64), known])
+        return [
+            pad_id
+            if p < 0
+            else int(self.prompt[p])
+            if p < self.prompt_length
+            else sequence.output[p - self.prompt_length]
+            for p in range(start - LOOKBACK, start)
+        ]
 
     def next_indices(self) -> tuple[int, ...]:
         """Per choice, the output index of its next token."""

@@ -59,44 +59,46 @@ class ServedModel:
     def shape(self) -> ModelShape:
         return self._shape
 
+    @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         return self._model.forward(RowBatch(segments=tuple(segments))).hidden
 
+    @torch.inference_mode()
     def sample(self, hidden: Tensor, rows: Sequence[int], contexts: Sequence[TokenContext]) -> list[Sampled]:
-        with torch.inference_mode():
-            picked = hidden if len(rows) == hidden.shape[0] else hidden[list(rows)]
-            logits = self._model.logits(picked)
-            tokens = _choose(logits, contexts)
-            found = _position_logprobs(logits, tokens, contexts)
+        logits = self._model.logits(hidden[list(rows)])
+        tokens = _choose(logits, contexts)
+        found = _position_logprobs(logits, tokens, contexts)
         return [Sampled(token, found.get(i)) for i, token in enumerate(tokens)]
 
+    @torch.inference_mode()
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:
         anchors = [
             Anchor(slot=s.slot, position=s.position, token_id=s.token_id, window_start=s.window_start) for s in starts
         ]
         drafted: list[list[int]] = [[] for _ in starts]
         confidence: list[list[float]] = [[] for _ in starts]
-        with torch.inference_mode():
-            head = self._model.draft(anchors)
-            previous = [s.token_id for s in starts]
-            for j in range(width):
-                step = self._model.markov_step(
-                    torch.tensor(previous, dtype=torch.int64), head.base_logits[:, j], head.hidden[:, j]
-                )
-                contexts = [_ahead(start, assumed) for start, assumed in zip(starts, drafted, strict=True)]
-                previous = _choose(step.logits, contexts)
-                chances = torch.sigmoid(step.confidence_logit).tolist()
-                for i, token in enumerate(previous):
-                    drafted[i].append(token)
-                    confidence[i].append(chances[i])
+        head = self._model.draft(anchors)
+        previous = [s.token_id for s in starts]
+        for j in range(width):
+            step = self._model.markov_step(
+                torch.tensor(previous, dtype=torch.int64), head.base_logits[:, j], head.hidden[:, j]
+            )
+            contexts = [_ahead(start, assumed) for start, assumed in zip(starts, drafted, strict=True)]
+            previous = _choose(step.logits, contexts)
+            chances = torch.sigmoid(step.confidence_logit).tolist()
+            for i, token in enumerate(previous):
+                drafted[i].append(token)
+                confidence[i].append(chances[i])
         return [Draft(tuple(d), tuple(c)) for d, c in zip(drafted, confidence, strict=True)]
 
     def choice_seed(self, seed: int, choice: int) -> int:
         return choice_seed(seed, choice)
 
+    @torch.inference_mode()
     def hidden_to_bytes(self, hidden: Tensor, row: int) -> bytes:
         return hidden[row].to(torch.bfloat16).view(torch.uint8).cpu().numpy().tobytes()
 
+    @torch.inference_mode()
     def hidden_from_bytes(self, data: bytes) -> Tensor:
         values = torch.frombuffer(bytearray(data), dtype=torch.bfloat16)
         return values.to(self._model.precision.dtype)[None]
@@ -104,21 +106,27 @@ class ServedModel:
     def clear_slot(self, slot: int) -> None:
         self._cache.clear_slot(slot)
 
+    @torch.inference_mode()
     def copy_slot(self, source: int, target: int) -> None:
         self._cache.copy_slot(source, target)
 
+    @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:
         self._cache.copy_block(source, target)
 
+    @torch.inference_mode()
     def read_block(self, block: int) -> bytes:
         return self._cache.read_block(block)
 
+    @torch.inference_mode()
     def write_block(self, block: int, data: bytes | memoryview) -> None:
         self._cache.write_block(block, data)
 
+    @torch.inference_mode()
     def read_entries(self, block: int, num_tokens: int) -> bytes:
         return self._cache.read_entries(block, num_tokens)
 
+    @torch.inference_mode()
     def write_entries(self, block: int, num_tokens: int, data: bytes | memoryview) -> None:
         self._cache.write_entries(block, num_tokens, data)
 
@@ -128,9 +136,11 @@ class ServedModel:
     def has_window(self, slot: int, kind: RowKind, low: int, high: int) -> bool:
         return self._cache.has_window(slot, self._layers[kind], low, high)
 
+    @torch.inference_mode()
     def read_window(self, slot: int, kind: RowKind, low: int, high: int) -> bytes:
         return _to_bytes(self._cache.read_window(slot, self._layers[kind], low, high))
 
+    @torch.inference_mode()
     def write_window(self, slot: int, kind: RowKind, low: int, high: int, data: bytes | memoryview) -> None:
         records = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(self.window_shape(kind, high - low))
         self._cache.write_window(slot, self._layers[kind], low, records)
@@ -138,9 +148,11 @@ class ServedModel:
     def open_pair_shape(self) -> tuple[int, ...]:
         return (len(self._cache.state.pair_layers), 2, self._model.config.head_dim)
 
+    @torch.inference_mode()
     def read_open_pair(self, slot: int, position: int) -> bytes:
         return _to_bytes(self._cache.read_open_pair(slot, position))
 
+    @torch.inference_mode()
     def write_open_pair(self, slot: int, position: int, data: bytes | memoryview) -> None:
         values = torch.frombuffer(bytearray(data), dtype=torch.float32).view(self.open_pair_shape())
         self._cache.write_open_pair(slot, position, values)

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 class PrefillWorkerConfig:
     """SHOAL_PREFILL_WORKER_<FIELD>. Lengths of time in seconds.
 
-    model                checkpoint folder; empty: the nano model of the distribution
+    model                checkpoint folder, or "nano" for the one that comes with Shoal
     model_name           what clients call it; empty: the folder's name
     advertise_address    host:port that others reach this worker by; empty: the one it listens on
     block_count          KV blocks of 128 tokens
     slot_count           prompts in prefill at once
     replay_length        K; 0: window + 2 * backtrack
+    max_context          positions of a prompt; 0: the model's
     step_tokens          prompt tokens of one step
+    threads              threads of one step; 0 leaves it to the kernels
     max_jobs             Prefill calls open at once
     arena_bytes          shared memory for rows on their way; 0: rows travel by gRPC alone
     kv_cache_address     host:port of the kv_cache node; empty: whoever is present, the one of this host first
@@ -28,12 +30,14 @@ class PrefillWorkerConfig:
     listen_address: str = "127.0.0.1:0"
     admin_address: str = "127.0.0.1:0"
     advertise_address: str = ""
-    model: str = ""
+    model: str = "nano"
     model_name: str = ""
     block_count: int = 512
     slot_count: int = 16
     replay_length: int = 0
+    max_context: int = 0
     step_tokens: int = 512
+    threads: int = 0
     max_jobs: int = 64
     arena_bytes: int = 256 << 20
     kv_cache_address: str = ""
@@ -50,7 +54,7 @@ class PrefillWorkerConfig:
         for name in ("block_count", "slot_count", "step_tokens", "max_jobs", "write_queue_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must be positive, got {getattr(self, name)}")
-        for name in ("replay_length", "arena_bytes"):
+        for name in ("replay_length", "arena_bytes", "max_context", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must not be negative, got {getattr(self, name)}")
         for name in (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal_kernels.checks import check_rows, check_values
+from shoal_kernels.checks import check_index, check_rows, check_values
 from shoal_kernels.precision import Precision
 from shoal_kernels.registry import resolve
 
@@ -77,8 +77,7 @@ def gather(table: EngramTable, rows: Tensor, *, precision: Precision, backend: s
     source   specification of the model, section 6.4
     """
     check_rows("rows", rows, None, None, dtype=torch.int64)
-    if rows.numel() and (int(rows.min()) < -1 or int(rows.max()) >= table.data.shape[0]):
-        raise ValueError(f"rows must be in [-1, {table.data.shape[0]}), got {int(rows.min())} .. {int(rows.max())}")
+    check_index("rows", rows, -1, table.data.shape[0])
     result: Tensor = resolve("engram_gather", rows.device.type, precision, backend)(table, rows, precision)
     return result
 

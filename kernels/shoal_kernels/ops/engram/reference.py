@@ -33,7 +33,7 @@ def engram_gate(
     dot = dot * arith.rsqrt(arith.tree_sum(keys * keys) / d + rms_eps)
     dot = dot * float(d) ** -0.5
     magnitude = dot.abs()
-    root = torch.sqrt(torch.where(magnitude > 1e-6, magnitude, 1e-6))
+    root = arith.sqrt(torch.where(magnitude > 1e-6, magnitude, 1e-6))
     g = arith.sigmoid(torch.sign(dot) * root)
     mixed = precision.bf16(streams + g[..., None] * value[:, None, :])
     return torch.where(skip[:, None, None], streams, mixed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal_kernels.checks import check_rows, check_values
+from shoal_kernels.checks import check_index, check_rows, check_values
 from shoal_kernels.formats import dequantise_fp4_weight, dequantise_fp8_weight
 from shoal_kernels.precision import Precision
 from shoal_kernels.registry import resolve
@@ -67,7 +67,7 @@ def experts(
     ids      int32 [R, k], distinct per row; weights [R, k]: the routing weights, applied before the down projection
     limit    clamp of gate (above) and up (both sides)
     returns  [R, D], not rounded: every expert's output is rounded to bf16, their float32 sum is not
-    raises   ValueError for shape or dtype
+    raises   ValueError for shape, dtype or an id outside the experts
     exact    all implementations agree bit for bit; a row depends on itself only
     source   specification of the model, section 9
     """
@@ -106,3 +106,4 @@ def _check(x: Tensor, ids: Tensor, weights: Tensor, expert_weights: ExpertWeight
     check_values("x", x, None, expert_weights.down.shape[2], precision=precision)
     check_rows("ids", ids, x.shape[0], None, dtype=torch.int32)
     check_values("weights", weights, x.shape[0], ids.shape[1], precision=precision)
+    check_index("ids", ids, 0, expert_weights.num_experts)

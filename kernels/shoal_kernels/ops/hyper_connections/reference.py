@@ -18,8 +18,8 @@ def mix(
     streams: Tensor, weight: MixWeight, iterations: int, eps: float, rms_eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """streams [R, N, D] -> pre [R, N], post [R, N], comb [R, N, N]."""
-    rows, n, _ = streams.shape
-    flat = streams.reshape(rows, -1)  # [R, N*D]
+    rows, n, d = streams.shape
+    flat = streams.reshape(rows, n * d)  # [R, N*D]
     mean = arith.tree_sum(flat * flat) / flat.shape[1]
     m = arith.matmul(flat, weight.fn) * arith.rsqrt(mean + rms_eps)[:, None]  # [R, (2+N)*N]
     scale, base = weight.scale, weight.base

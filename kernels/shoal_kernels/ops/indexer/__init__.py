@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal_kernels.checks import check_range, check_rows, check_values
+from shoal_kernels.checks import check_index, check_range, check_rows, check_values
 from shoal_kernels.ops.indexer.selection import top_blocks, top_entries
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
@@ -30,11 +30,11 @@ def scores(
     query        [R, H, d] in the precision's dtype, rotated and cast (`cast_q4ue`)
     weights      [R, H] in the precision's dtype
     keys         index-key section of the owner layer
-    block_table  int32 [S, max_blocks]: block ids of each sequence in position order; unused tail entries are ignored
+    block_table  int32 [S, max_blocks]: block ids of each sequence in position order; unused tail entries: any id or -1
     row_seq      int32 [R]: row of block_table
     n_vis        int64 [R]: visible entries 0 .. n_vis - 1
     returns      [R, max(n_vis)] in the precision's dtype; -inf at and beyond n_vis
-    raises       ValueError for shape, dtype or a block table too short for n_vis
+    raises       ValueError for shape, dtype, a block table too short for n_vis, a sequence or a block that is not there
     exact        all implementations agree bit for bit; a row depends on its own query and visible keys only
     source       specification of the model, section 7.4
     """
@@ -155,5 +155,7 @@ def _check(
     check_rows("block_table", block_table, None, None, dtype=torch.int32)
     check_rows("row_seq", row_seq, rows, dtype=torch.int32)
     check_rows("n_vis", n_vis, rows, dtype=torch.int64)
+    check_index("row_seq", row_seq, 0, block_table.shape[0])
+    check_index("block_table", block_table, -1, keys.storage.shape[0])
     if rows and int(n_vis.max()) > block_table.shape[1] * keys.entries_per_block:
         raise ValueError(f"n_vis {int(n_vis.max())} exceeds the block table of {block_table.shape[1]} blocks")

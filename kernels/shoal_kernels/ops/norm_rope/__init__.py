@@ -70,6 +70,17 @@ def rms_norm_rope(
     precision: Precision,
     backend: str | None = None,
 ) -> Tensor:
-    """rope(rms_norm(x)): the path of window keys and index keys, one pass where a fused kernel exists."""
-    normed = rms_norm(x, weight, eps, precision=precision, backend=backend)
-    return rope(normed, positions, table, precision=precision, backend=backend)
+    """rope(rms_norm(x)) in one pass: the path of window keys and index keys.
+
+    x [R, D], weight float32 [D], positions int64 [R] -> [R, D]. Errors as the two. Exact: their bits, one by one.
+    """
+    check_values("x", x, None, weight.shape[0], precision=precision)
+    check_rows("weight", weight, None, dtype=torch.float32)
+    check_rows("positions", positions, x.shape[0], dtype=torch.int64)
+    if x.shape[1] < 2 * table.num_frequencies:
+        raise ValueError(f"x must have at least {2 * table.num_frequencies} dims, got {x.shape[1]}")
+    cos_sin = table.cos_sin(positions, precision.dtype)
+    result: Tensor = resolve("rms_norm_rope", x.device.type, precision, backend)(
+        x, weight, eps, positions, cos_sin, precision
+    )
+    return result

@@ -26,3 +26,11 @@ def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, precision
     even, odd = rotated[..., 0::2], rotated[..., 1::2]
     pairs = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
     return precision.bf16(torch.cat((kept, pairs), dim=-1))
+
+
+def rms_norm_rope(
+    x: Tensor, weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, precision: Precision
+) -> Tensor:
+    """x [R, D], weight [D], cos_sin [length, 2F] -> [R, D]."""
+    normed = rms_norm(x, weight, eps, precision)
+    return rope(normed[:, None], positions, cos_sin, False, precision)[:, 0]

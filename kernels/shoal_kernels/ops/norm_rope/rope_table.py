@@ -27,7 +27,7 @@ class RopeTable:
             raise ValueError(f"max_positions must be positive, got {max_positions}")
         self.frequencies = frequencies
         self.max_positions = max_positions
-        self._tables: dict[torch.dtype, Tensor] = {}
+        self._tables: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     @property
     def num_frequencies(self) -> int:
@@ -35,20 +35,21 @@ class RopeTable:
         return self.frequencies.shape[0]
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Table [length, 2F] (cos, then sin) that covers `positions`. ValueError if one is outside the range."""
+        """Table [length, 2F] (cos, then sin) that covers `positions`, on their device. ValueError outside the range."""
         lowest, highest = (int(positions.min()), int(positions.max())) if positions.numel() else (0, 0)
         if lowest < 0 or highest >= self.max_positions:
             raise ValueError(f"positions must be in [0, {self.max_positions}), got {lowest} .. {highest}")
-        table = self._tables.get(dtype)
+        key = (dtype, positions.device)
+        table = self._tables.get(key)
         if table is None or table.shape[0] <= highest:
-            table = self._tables[dtype] = self._grow(table, highest, dtype)
+            table = self._tables[key] = self._grow(table, highest, dtype).to(positions.device)
         return table
 
     def _grow(self, table: Tensor | None, highest: int, dtype: torch.dtype) -> Tensor:
         done = 0 if table is None else table.shape[0] // _PIECE
         target = max(highest // _PIECE + 1, 2 * done)
         target = min(target, -(-self.max_positions // _PIECE))
-        pieces = [] if table is None else [table]
+        pieces = [] if table is None else [table.cpu()]
         for piece in range(done, target):
             positions = torch.arange(piece * _PIECE, (piece + 1) * _PIECE, dtype=torch.float64)
             angles = positions[:, None] * self.frequencies[None, :]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal_kernels import formats
+from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.row_formats import RecordKind
 
 _ENCODE = {
@@ -29,3 +30,8 @@ def decode_records(records: Tensor, kind: RecordKind, dim: int) -> Tensor:
     """uint8 [n, units] -> float32 [n, dim]."""
     data_units = dim if kind is RecordKind.WINDOW else dim // 2
     return _DECODE[kind](records[:, :data_units].contiguous(), records[:, data_units:].contiguous())
+
+
+def write_records(rows: PagedRows, block_ids: Tensor, slots: Tensor, values: Tensor) -> None:
+    """values [n, dim] into the places (block_ids [n], slots [n])."""
+    rows.write_bytes(block_ids, slots, encode_records(values, rows.format.kind))

@@ -10,7 +10,7 @@ from shoal_kernels import arith
 
 def route(logits: Tensor, bias: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
     """logits, bias [R, E] -> ids int32 [R, k], weights [R, k]."""
-    score = torch.sqrt(arith.softplus(logits))
+    score = arith.sqrt(arith.softplus(logits))
     order = torch.sort(score + bias, dim=1, descending=True, stable=True).indices
     ids = order[:, :k]
     chosen = torch.gather(score, 1, ids)

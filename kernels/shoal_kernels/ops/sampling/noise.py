@@ -18,6 +18,8 @@ ROUNDS = 10
 TOKEN_DOMAIN, CHOICE_DOMAIN = 0, 1
 MASK_32 = 0xFFFFFFFF
 
+FIXED_POINT = 2.0**40
+
 LN2_HIGH_64, LN2_LOW_64 = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 # Minimax coefficients of (ln(1 + f) - 2s) / s with s = f / (2 + f), as a polynomial in s^2.
 LOG_SERIES = (

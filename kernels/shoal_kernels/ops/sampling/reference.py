@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal_kernels import arith
-from shoal_kernels.ops.sampling.noise import gumbel
-
-FIXED_POINT = 2.0**40
+from shoal_kernels.ops.sampling.noise import FIXED_POINT, gumbel
 
 
 def filter_logits(z: Tensor, top_p: Sequence[float], top_k: Sequence[int], min_p: Sequence[float]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal_kernels.checks import check_rows, check_values
+from shoal_kernels.checks import check_index, check_rows, check_values
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
@@ -43,7 +43,7 @@ def sparse_attention(
     entries, block_table int32 [S, max_blocks], row_seq int32 [R], topk int32 [R, K] (entry ids ascending, -1 padded at
                   the end): the compressed entries; all four or none
     returns       [R, H, d]; zeros for a row with an empty list
-    raises        ValueError for shape, dtype, an index outside `window` or an entry outside the block table
+    raises        ValueError for shape, dtype, an index outside what it points into
     exact         all implementations agree bit for bit; a row depends on its own query and key list only
     source        specification of the model, section 7.5
     """
@@ -55,8 +55,7 @@ def sparse_attention(
     if window.dtype == torch.uint8 and precision.cast_cache:
         window = window_format(dim, precision).decode(window)
     check_values("window", window, None, dim, precision=precision)
-    if window_index.numel() and int(window_index.max()) >= window.shape[0]:
-        raise ValueError(f"window_index {int(window_index.max())} exceeds the {window.shape[0]} window rows")
+    check_index("window_index", window_index, -1, window.shape[0])
     if entries is not None:
         _check_entries(entries, block_table, row_seq, topk, rows, dim)
     cos_sin = table.cos_sin(positions, precision.dtype)
@@ -76,5 +75,6 @@ def _check_entries(
     check_rows("topk", topk, rows, None, dtype=torch.int32)
     if entries.format.dim != dim:
         raise ValueError(f"entries hold {entries.format.dim} dims, the query {dim}")
-    if topk.numel() and int(topk.max()) >= block_table.shape[1] * entries.entries_per_block:
-        raise ValueError(f"entry {int(topk.max())} exceeds the block table of {block_table.shape[1]} blocks")
+    check_index("row_seq", row_seq, 0, block_table.shape[0])
+    check_index("block_table", block_table, -1, entries.storage.shape[0])
+    check_index("topk", topk, -1, block_table.shape[1] * entries.entries_per_block)

@@ -33,7 +33,7 @@ def sparse_attention(
         safe = topk.clamp_min(0).to(torch.int64)
         blocks = block_table[row_seq.to(torch.int64)[:, None], safe // entries.entries_per_block].to(torch.int64)
         flat = entries.read(blocks.flatten(), (safe % entries.entries_per_block).flatten())
-        records = flat.reshape(*topk.shape, -1)
+        records = flat.reshape(*topk.shape, entries.format.dim)
         keys = torch.cat((keys, torch.where(selected[..., None], records, 0.0)), dim=1)
         valid = torch.cat((valid, selected), dim=1)
     # Close the gap between the two lists, so that the tree below sees the row's own list and nothing else.
