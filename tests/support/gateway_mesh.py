@@ -1,4 +1,4 @@
-"""NATS, mock ranks, a scheduler that knows no other, and a gateway: real processes, the scheduler apart."""
+"""NATS, mock ranks, schedulers and a gateway as real processes; or one scheduler of the test's own."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class GatewayMesh:
     gateway: ServiceProcess
     ranks: tuple[ServiceProcess, ...]
     scheduler: FakeScheduler
+    """Knows nothing where real schedulers run."""
+    schedulers: tuple[ServiceProcess, ...]
     nats: NatsServer
 
     @property
@@ -46,8 +48,9 @@ def gateway_mesh(
     rank: Mapping[str, str] | None = None,
     gateway: Mapping[str, str] | None = None,
     rank_count: int = 1,
+    scheduler_count: int = 0,
 ) -> Iterator[GatewayMesh]:
-    """Up and ready inside the block; ended after it."""
+    """Up and ready inside the block; ended after it. Without real schedulers one of the test's own places requests."""
     nats = NatsServer(folder / "nats")
     nats.start()
     shared = {"SHOAL_NATS_URL": nats.url, "SHOAL_MESH": "test"}
@@ -73,13 +76,21 @@ def gateway_mesh(
             )
             for index in range(rank_count)
         ]
-        scheduler = stack.enter_context(_scheduler(nats.url, [rank.address for rank in ranks]))
+        schedulers = [
+            stack.enter_context(
+                service_process("shoal_scheduler", log=folder / f"scheduler{index}.log", environment=shared)
+            )
+            for index in range(scheduler_count)
+        ]
+        scheduler = FakeScheduler(lambda *_: None)
+        if not schedulers:
+            scheduler = stack.enter_context(_scheduler(nats.url, [rank.address for rank in ranks]))
         served = stack.enter_context(
             service_process("shoal_gateway", log=folder / "gateway.log", environment=gateway_env)
         )
         http = str(served.ready["http"])
         _wait_ready(http, folder / "gateway.log")
-        yield GatewayMesh(http, served.address, served, tuple(ranks), scheduler, nats)
+        yield GatewayMesh(http, served.address, served, tuple(ranks), scheduler, tuple(schedulers), nats)
 
 
 @contextlib.contextmanager
