@@ -123,7 +123,7 @@ class World:
 
     def last(self, request_id: str) -> Answer | None:
         """The last answer about a request."""
-        return self.answers.get(request_id, [None])[-1]  # type: ignore[list-item]
+        return self.answers.get(request_id, [None])[-1]
 
     def worker_of(self, request_id: str) -> str | None:
         """Where the last answer sent it; None if that was no placement."""
