@@ -45,7 +45,11 @@ async def run(
         for announcer in announcers:
             announcer.update(is_draining=is_draining)
 
-    work = Work(running_count=lambda: gateway.answers.in_flight, set_draining=set_draining)
+    work = Work(
+        running_count=lambda: gateway.answers.in_flight,
+        set_draining=set_draining,
+        numbers=lambda: {"running": gateway.answers.in_flight},
+    )
     operator = Operator(instance_id=process.instance_id, role=ROLE, readiness=gateway.readiness, work=work)
     control = ControlServer(bus, mesh=shared.mesh, instance_id=process.instance_id, commands=operator.commands())
 

@@ -7,11 +7,14 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 
 from shoal.common.v1 import kv_transport_service_pb2_grpc as transport_pb_grpc
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as pb_grpc
+from shoal_common.admin import Operator, Work, admin_service
 from shoal_common.announcer import Announcer
 from shoal_common.bus import Bus
+from shoal_common.control import ControlServer
 from shoal_common.errors import FailedPrecondition
 from shoal_common.kv_transport import ExportTable, KvTransportServicer, SharedArena, host_id
 from shoal_common.load import LoadReport
@@ -69,9 +72,29 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
                 )
                 announcers[0].start()
 
+        def set_draining(is_draining: bool) -> None:
+            for announcer in announcers:
+                announcer.update(is_draining=is_draining)
+
+        operator = Operator(
+            instance_id=process.instance_id,
+            role=SERVICE,
+            readiness=readiness,
+            work=Work(
+                running_count=lambda: len(store.index.leases),
+                set_draining=set_draining,
+                numbers=lambda: _numbers(store),
+            ),
+        )
+
+        async def drain() -> None:
+            operator.stopping()
+
         async def became_ready() -> None:
             readiness.set("bus")
 
+        control = ControlServer(bus, mesh=shared.mesh, instance_id=process.instance_id, commands=operator.commands())
+        await control.start()
         bus.on_connect(became_ready)
         if bus.is_off:
             readiness.set("bus")
@@ -92,6 +115,7 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
                         transport_pb_grpc.add_KvTransportServiceServicer_to_server,
                         KvTransportServicer(exports),
                     ),
+                    admin_service(operator),
                 ],
                 service=SERVICE,
                 listen_address=config.listen_address,
@@ -100,6 +124,7 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
                 metrics=process.metrics,
                 drain_grace_s=config.drain_grace_s,
                 on_listening=announce,
+                drain=drain,
             )
         finally:
             for announcer in announcers:
@@ -120,6 +145,15 @@ def _arena(config: KvCacheConfig) -> SharedArena | None:
     except FailedPrecondition as error:
         logger.warning("no shared memory, blocks travel by gRPC", extra={"error": error.message})
         return None
+
+
+def _numbers(store: Store) -> Mapping[str, float]:
+    return {
+        "leases": len(store.index.leases),
+        "entries": len(store.index),
+        "used_bytes": store.tier.used_bytes,
+        "capacity_bytes": store.tier.capacity_bytes,
+    }
 
 
 async def _expire_for_ever(store: Store) -> None:
