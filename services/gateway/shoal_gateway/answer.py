@@ -65,7 +65,9 @@ class Answer:
                 raise self._running.error
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+                # Not wait_for: that one loses a cancellation that comes together with the event.
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
             except TimeoutError:
                 return []
         outputs, ends = self._reader.read()

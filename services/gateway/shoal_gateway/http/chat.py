@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal_common.errors import MeshError, SlowReader
+from shoal_common.errors import Internal, MeshError, SlowReader
 
 from shoal_gateway.answer import Answer, Answers
 from shoal_gateway.encode import Encoder, PreparedChat
@@ -104,6 +104,11 @@ class ChatCompletions:
                 raise
             logger.info("stream ended with an error", extra={"request_id": answer.request_id, "reason": error.reason})
             await exchange.write(error_event(error_body(error)), is_last=True)
+        except Exception as error:
+            if not exchange.has_begun:
+                raise
+            logger.error("unexpected error in a stream", extra={"request_id": answer.request_id}, exc_info=error)
+            await exchange.write(error_event(error_body(Internal("unexpected error"))), is_last=True)
 
 
 class _Shape:
