@@ -44,7 +44,11 @@ async def run(
         addresses=Addresses(
             listen=config.listen_address, admin=config.admin_address, advertise=config.advertised_address
         ),
-        work=Work(running_count=lambda: gateway.answers.in_flight, set_draining=gateway.answers.set_draining),
+        work=Work(
+            running_count=lambda: gateway.answers.in_flight,
+            set_draining=gateway.answers.set_draining,
+            numbers=lambda: {"running": gateway.answers.in_flight},
+        ),
         describe=lambda instance_id, grpc_address: Presence(
             instance_id=instance_id,
             role=ROLE,
