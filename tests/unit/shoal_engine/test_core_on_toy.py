@@ -261,6 +261,10 @@ def test_admission_names_what_is_missing_and_holds_nothing():
     with pytest.raises(TokenOutOfRange):
         d.admit(request([3, 97]))
     with pytest.raises(TokenOutOfRange):
+        d.admit(request([3], choices=[ChoiceStart(output_ids=(97,))], max_tokens=5))
+    with pytest.raises(TokenOutOfRange):
+        d.admit(request([3], stop_token_ids=frozenset({97}), max_tokens=5))
+    with pytest.raises(TokenOutOfRange):
         d.admit(request([-1]))
     with pytest.raises(ExceedsCapacity):
         d.admit(request(prompt_of(10), max_tokens=600))
@@ -312,6 +316,8 @@ def test_what_is_not_here_is_named_so():
         d.core.start("r")
     with pytest.raises(UnknownRequest):
         d.core.finish("r", 3, 0)
+    with pytest.raises(UnknownRequest):
+        d.core.pause("r", -1)
 
 
 def exported(length: int, output: int = 0, **more) -> Driver:
