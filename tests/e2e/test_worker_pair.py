@@ -120,8 +120,8 @@ async def test_a_hit_without_its_snapshot_is_replayed_and_stores_it_again(pair: 
 
 
 async def test_the_second_turn_hits_beyond_the_first_prompt(pair: WorkerPair) -> None:
-    root, first = new_root(), prompt_of(120, seed=7)
-    answer = await ask(pair, first, root=root, max_tokens=200)
+    root, first = new_root(), prompt_of(250, seed=7)
+    answer = await ask(pair, first, root=root, max_tokens=40)
     second = [*first, *answer.tokens[0], *prompt_of(60, seed=8)]
     await until_stored(pair, root, second, blocks=2, snapshot_at=256)
     warm = await ask(pair, second, root=root)

@@ -49,6 +49,9 @@ class StepEngine(Protocol):
 
     def close(self) -> bool: ...
 
+    @property
+    def is_running(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
@@ -90,6 +93,11 @@ class EngineAdapter:
     def facts(self) -> EngineFacts:
         """What the engine is. Raises Unavailable while the model loads."""
         return self._ready.facts
+
+    @property
+    def is_running(self) -> bool:
+        """True once the model is loaded, until its step thread ends."""
+        return self._loaded is not None and self._loaded.engine.is_running
 
     @property
     def replay_length(self) -> int:
