@@ -1,4 +1,4 @@
-"""NATS, a mock rank, a scheduler that knows no other, and a gateway: real processes, the scheduler apart."""
+"""NATS, mock ranks, schedulers and a gateway as real processes; or one scheduler of the test's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +29,10 @@ class GatewayMesh:
     http: str
     grpc: str
     gateway: ServiceProcess
-    rank: ServiceProcess
+    ranks: tuple[ServiceProcess, ...]
     scheduler: FakeScheduler
+    """Knows nothing where real schedulers run."""
+    schedulers: tuple[ServiceProcess, ...]
     nats: NatsServer
 
     @property
@@ -41,9 +43,14 @@ class GatewayMesh:
 
 @contextlib.contextmanager
 def gateway_mesh(
-    folder: Path, *, rank: Mapping[str, str] | None = None, gateway: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    rank: Mapping[str, str] | None = None,
+    gateway: Mapping[str, str] | None = None,
+    rank_count: int = 1,
+    scheduler_count: int = 0,
 ) -> Iterator[GatewayMesh]:
-    """Up and ready inside the block; ended after it."""
+    """Up and ready inside the block; ended after it. Without real schedulers one of the test's own places requests."""
     nats = NatsServer(folder / "nats")
     nats.start()
     shared = {"SHOAL_NATS_URL": nats.url, "SHOAL_MESH": "test"}
@@ -63,24 +70,37 @@ def gateway_mesh(
     }
     with contextlib.ExitStack() as stack:
         stack.callback(nats.stop)
-        ranked = stack.enter_context(
-            service_process("shoal_decode_worker.mock_rank", log=folder / "rank.log", environment=rank_env)
-        )
-        scheduler = stack.enter_context(_scheduler(nats.url, ranked.address))
+        ranks = [
+            stack.enter_context(
+                service_process("shoal_decode_worker.mock_rank", log=folder / f"rank{index}.log", environment=rank_env)
+            )
+            for index in range(rank_count)
+        ]
+        schedulers = [
+            stack.enter_context(
+                service_process("shoal_scheduler", log=folder / f"scheduler{index}.log", environment=shared)
+            )
+            for index in range(scheduler_count)
+        ]
+        scheduler = FakeScheduler(lambda *_: None)
+        if not schedulers:
+            scheduler = stack.enter_context(_scheduler(nats.url, [rank.address for rank in ranks]))
         served = stack.enter_context(
             service_process("shoal_gateway", log=folder / "gateway.log", environment=gateway_env)
         )
         http = str(served.ready["http"])
         _wait_ready(http, folder / "gateway.log")
-        yield GatewayMesh(http, served.address, served, ranked, scheduler, nats)
+        yield GatewayMesh(http, served.address, served, tuple(ranks), scheduler, tuple(schedulers), nats)
 
 
 @contextlib.contextmanager
-def _scheduler(nats_url: str, rank_address: str) -> Iterator[FakeScheduler]:
-    """A scheduler on a thread of its own, announced like a real one."""
+def _scheduler(nats_url: str, addresses_of_ranks: Sequence[str]) -> Iterator[FakeScheduler]:
+    """A scheduler on a thread of its own, announced like a real one. Attempt k of a request goes to rank k."""
+    turns: dict[str, int] = {}
 
     def place(request_id: str, message: pb.ReserveRequest) -> pb.ReserveResponse:
-        return placed(request_id, "rank", rank_address)
+        turn = turns[request_id] = turns.get(request_id, -1) + 1
+        return placed(request_id, f"rank{turn}", addresses_of_ranks[turn % len(addresses_of_ranks)])
 
     scheduler = FakeScheduler(place)
     addresses: queue.Queue[str] = queue.Queue()

@@ -12,7 +12,7 @@ from shoal_common.instance import Addresses, Instance
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process
-from shoal_common.rpc import Service
+from shoal_common.rpc import Readiness, Service
 from shoal_common.settings import SharedSettings
 
 from shoal_decode_worker.config import ServingConfig
@@ -56,7 +56,7 @@ class DecodeWorker:
             bus=bus,
             role=ROLE,
             addresses=Addresses(
-                listen=config.listen_address, admin=config.admin_address, advertise=config.advertise_address
+                listen=config.listen_address, admin=config.admin_address, advertise=config.advertised_address
             ),
             work=Work(
                 running_count=lambda: self._core.live_count,
@@ -65,6 +65,7 @@ class DecodeWorker:
             ),
             describe=lambda instance_id, address: _presence(instance_id, address, engine.facts, labels),
             sample_load=lambda: _report(engine.stats(), engine.facts),
+            readiness=Readiness("nats", "engine"),
             is_healthy=lambda: engine.is_running,
         )
 

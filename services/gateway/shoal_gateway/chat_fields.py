@@ -20,8 +20,10 @@ MAX_STOP_TOKENS = 64
 MAX_USER_ID_BYTES = 512
 _MAX_BIASES = 1024
 _EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids"})
-# Replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names only.
-_OURS = ("model", "n", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort", "logit_bias", "shoal")
+# Replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names only, and
+# leaves usage out of what it takes for a stream.
+_OURS = frozenset({"model", "n", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort", "logit_bias"})
+_OURS |= {"shoal", "stream", "stream_options"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +66,9 @@ class Running:
         self._reader, self._reserve, self._workers, self._metrics = reader, reserve, workers, metrics
         self._on_change, self._on_ended = on_change, on_ended
         self._loop = asyncio.get_running_loop()
+        # Placements arrive in the context of the scheduler's stream; attempts belong into the request's own.
+        self._context = contextvars.copy_context()
+        self._traceparent = inject().get("traceparent", "")
         self._began_s = self._loop.time()
         self._deadline_s = self._began_s + timeouts.total_s
         self._timers = [
@@ -123,7 +127,7 @@ class Running:
             chains=self._chains,
             remaining=_duration(max(0.0, self._deadline_s - now_s)),
             waited=_duration(now_s - self._began_s),
-            traceparent=inject().get("traceparent", ""),
+            traceparent=self._traceparent,
         )
         if self.session.journal.has_output and self.session.numerics_id:
             submit.numerics_id = self.session.numerics_id
@@ -147,7 +151,7 @@ class Running:
         if attempt is not None:
             self._worker_id = placement.decode.instance_id
             self._received = self.session.journal.counts()
-            self._task = self._loop.create_task(self._attempt(attempt, placement))
+            self._task = self._loop.create_task(self._attempt(attempt, placement), context=self._context)
 
     def on_denied(self, reason: str, retry_after_s: float | None) -> None:
         """It will not run, unless it does already."""

@@ -84,7 +84,8 @@ class WorkerLink:
         if self._open.is_set():
             return
         try:
-            await asyncio.wait_for(self._open.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._open.wait()
         except TimeoutError as error:
             raise WorkerLost(
                 f"worker {self.address} did not open its stream in {timeout_s} s", reason="UNREACHABLE"
@@ -222,7 +223,8 @@ class WorkerLink:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             while True:
                 try:
-                    await asyncio.wait_for(self._wake.wait(), BEAT_S)
+                    async with asyncio.timeout(BEAT_S):
+                        await self._wake.wait()
                 except TimeoutError:
                     await call.write(beat)
                     continue

@@ -13,7 +13,7 @@ from shoal_common.kv_transport import ExportTable, KvTransportServicer
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process
-from shoal_common.rpc import Service
+from shoal_common.rpc import Readiness, Service
 from shoal_common.settings import SharedSettings
 from shoal_engine.events import EngineStats
 
@@ -55,11 +55,12 @@ class PrefillWorker:
             bus=bus,
             role=ROLE,
             addresses=Addresses(
-                listen=config.listen_address, admin=config.admin_address, advertise=config.advertise_address
+                listen=config.listen_address, admin=config.admin_address, advertise=config.advertised_address
             ),
             work=Work(running_count=lambda: jobs.live_count, set_draining=self._set_draining, numbers=self._numbers),
             describe=self._describe,
             sample_load=self._sample_load,
+            readiness=Readiness("nats", "engine"),
             is_healthy=self._is_healthy,
         )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from opentelemetry.trace import SpanKind
 from shoal_common.errors import Internal, MeshError, SlowReader
+from shoal_common.telemetry import TRACER, extract
 
 from shoal_gateway.http.exchange import ClientGone, Exchange, Handler, Receive, Scope, Send
 from shoal_gateway.refusals import MethodNotAllowed, NoSuchPath
@@ -43,6 +45,14 @@ class App:
             read_timeout_s=self._read_timeout_s,
             write_timeout_s=self._write_timeout_s,
         )
+        # Who we are inside (tenant, priority) never comes from outside: of the trace context no baggage is taken.
+        headers = {key: exchange.header(key.encode()).decode("latin-1") for key in ("traceparent", "tracestate")}
+        with TRACER.start_as_current_span(
+            f"{exchange.method} {exchange.path[:100]}", context=extract(headers), kind=SpanKind.SERVER
+        ):
+            await self._serve(exchange)
+
+    async def _serve(self, exchange: Exchange) -> None:
         try:
             await self._handler(exchange)(exchange)
         except ClientGone:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal_common.errors import MeshError, SlowReader
+from shoal_common.errors import Internal, MeshError, SlowReader
 
 from shoal_gateway.answer import Answer, Answers
 from shoal_gateway.encode import Encoder, PreparedChat
@@ -38,10 +38,11 @@ class ChatCompletions:
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
         began_s = time.perf_counter()
-        self._answers.check_room()
-        body, size_bytes = await exchange.json_object()
-        prepared = await self._encoder.chat(body, size_bytes)
-        async with exchange.while_connected(), await self._answers.open(prepared.request) as answer:
+        with self._answers.accepting():
+            body, size_bytes = await exchange.json_object()
+            prepared = await self._encoder.chat(body, size_bytes)
+            answer = await self._answers.open(prepared.request)
+        async with answer, exchange.while_connected():
             shape = _Shape(answer, prepared, created_s=int(self._clock()))
             if prepared.is_stream:
                 await self._stream(exchange, answer, shape, began_s)
@@ -104,6 +105,11 @@ class ChatCompletions:
                 raise
             logger.info("stream ended with an error", extra={"request_id": answer.request_id, "reason": error.reason})
             await exchange.write(error_event(error_body(error)), is_last=True)
+        except Exception as error:
+            if not exchange.has_begun:
+                raise
+            logger.error("unexpected error in a stream", extra={"request_id": answer.request_id}, exc_info=error)
+            await exchange.write(error_event(error_body(Internal("unexpected error"))), is_last=True)
 
 
 class _Shape:
