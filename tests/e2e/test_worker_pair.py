@@ -219,3 +219,12 @@ async def test_a_call_cancelled_in_any_phase_leaves_nothing_behind(pair: WorkerP
         async with asyncio.timeout(after_s):
             await ask(pair, prompt, root=root, targets=[pair.target], max_tokens=2000)
     await until_idle(pair)
+
+
+async def test_more_prompts_than_the_prefill_worker_has_slots_wait_their_turn(pair: WorkerPair) -> None:
+    before = (await numbers(pair.prefill))["step_count"]
+    prompts = [prompt_of(129, seed=100 + index) for index in range(24)]
+    await asyncio.gather(*(ask(pair, prompt, targets=[pair.target], max_tokens=1) for prompt in prompts))
+    # All 24 ran there, in steps of 64 rows, though it has 16 slots: none was refused and prefilled locally instead.
+    assert (await numbers(pair.prefill))["step_count"] >= before + 24 * 129 // 64
+    await until_idle(pair)
