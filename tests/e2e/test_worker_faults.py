@@ -222,6 +222,67 @@ async def test_a_newer_prefill_attempt_stops_the_older(pair: WorkerPair) -> None
     await until_idle(pair)
 
 
+async def prefill_by_hand(
+    pair: WorkerPair, *, say: list[prefill_pb.PrefillRequest], **fields: Any
+) -> tuple[int, list[transport_pb.Payload]]:
+    """Prefill without a decode worker: the hit, and everything announced until Done."""
+    outgoing: asyncio.Queue[prefill_pb.PrefillRequest] = asyncio.Queue()
+
+    async def messages() -> AsyncIterator[prefill_pb.PrefillRequest]:
+        while True:
+            yield await outgoing.get()
+
+    start = prefill_pb.Start(request_id=secrets.token_hex(8), attempt=1, **fields)
+    outgoing.put_nowait(prefill_pb.PrefillRequest(start=start))
+    async with grpc.aio.insecure_channel(pair.prefill.address) as channel:
+        call: Any = prefill_rpc.PrefillServiceStub(channel).Prefill(messages(), timeout=30)
+        hit = (await call.read()).hit.hit_tokens
+        for message in say:
+            outgoing.put_nowait(message)
+        payloads: list[transport_pb.Payload] = []
+        while not (message := await call.read()).HasField("done"):
+            payloads += message.ready.payloads
+        outgoing.put_nowait(prefill_pb.PrefillRequest(pulled=prefill_pb.Pulled()))
+        assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]
+    return hit, payloads
+
+
+async def test_blocks_below_the_hit_are_announced_only_when_they_are_needed(pair: WorkerPair) -> None:
+    root, prompt, ids = secrets.token_bytes(32), prompt_of(400, seed=67), await ids_of(pair)
+    await ask(pair, prompt, root=root)
+    chain = HashChain(root, prompt)
+
+    async def is_stored() -> bool:
+        return (await acquire(pair, chain, ids)).hit_tokens == 256
+
+    await until_async(is_stored, what="blocks and snapshot in kv_cache")
+    fields = {"numerics_id": ids[1], "cache_root": root, "prompt_ids": prompt}
+    have = prefill_pb.PrefillRequest(have=prefill_pb.Have())
+    need = prefill_pb.PrefillRequest(need=prefill_pb.Need(block_indices=[1]))
+    for said, wanted in ((have, [256]), (need, [128, 256])):
+        hit, payloads = await prefill_by_hand(pair, say=[said], **fields)
+        blocks = [one.position_begin for one in payloads if one.kind == transport_pb.PAYLOAD_KIND_BLOCK]
+        assert (hit, sorted(blocks)) == (256, wanted)
+    await until_idle(pair)
+
+
+async def test_draft_windows_go_only_to_a_caller_with_the_same_draft_weights(pair: WorkerPair) -> None:
+    numerics_id = (await ids_of(pair))[1]
+    _, payloads = await prefill_by_hand(
+        pair, say=[], numerics_id=numerics_id, draft_id="another", prompt_ids=prompt_of(301)
+    )
+    kinds = {one.kind for one in payloads}
+    assert transport_pb.PAYLOAD_KIND_DRAFT_WINDOW not in kinds
+    # An odd length: the pair that its last token opened travels too.
+    assert {
+        transport_pb.PAYLOAD_KIND_BLOCK,
+        transport_pb.PAYLOAD_KIND_PARTIAL_BLOCK,
+        transport_pb.PAYLOAD_KIND_ENCODER_WINDOW,
+        transport_pb.PAYLOAD_KIND_DECODER_WINDOW,
+        transport_pb.PAYLOAD_KIND_OPEN_PAIR,
+    } <= kinds
+
+
 async def test_the_real_engine_pauses_below_256_unacknowledged_tokens_and_goes_on(pair: WorkerPair) -> None:
     prompt = prompt_of(30, seed=64)
     async with grpc.aio.insecure_channel(pair.decode.address) as channel:

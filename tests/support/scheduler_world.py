@@ -6,6 +6,7 @@ from typing import Any
 
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
+from shoal_scheduler.core.bookings import Sums
 from shoal_scheduler.core.cost import CostModel
 from shoal_scheduler.core.fleet import DECODE, PREFILL, Fleet
 from shoal_scheduler.core.instance import Instance
@@ -17,6 +18,7 @@ from shoal_scheduler.core.requests import RequestSpec
 from shoal_scheduler.core.scheduler import Scheduler
 
 MODEL = "tiny"
+EMPTY = (Sums(), Sums())
 
 
 def presence(instance_id: str, role: str = DECODE, **fields: Any) -> Presence:
@@ -38,6 +40,11 @@ def spec(prompt_tokens: int = 100, max_tokens: int = 50, **fields: Any) -> Reque
 def report(free_slots: int = 4, free_blocks: int = 1000, **fields: Any) -> LoadReport:
     """A load report of such a worker."""
     return LoadReport(free_blocks=free_blocks, total_blocks=1000, free_slots=free_slots, total_slots=4, **fields)
+
+
+def books(instance: Instance) -> tuple[Sums, Sums]:
+    """Sums of all that is booked on an instance, and of what it did not report yet."""
+    return instance.bookings.held, instance.bookings.unreported
 
 
 class World:

@@ -12,7 +12,7 @@ from shoal_scheduler.core.fleet import DECODE
 from shoal_scheduler.core.leases import State
 from shoal_scheduler.core.messages import Denied, LossCause, Placement
 from shoal_scheduler.core.requests import RequestSpec
-from support.scheduler_world import World, spec
+from support.scheduler_world import EMPTY, World, books, spec
 
 GATEWAYS = ("g", "h")
 
@@ -255,7 +255,7 @@ class Mesh(RuleBasedStateMachine):
         for worker in self.world.fleet.of_role(DECODE):
             mine = [one for one in self.placed() if one.worker == worker.instance_id]
             slots = sum(one.wanted.choice_count for one in mine)
-            assert (worker.booked_count, worker.sums[1]) == (len(mine), slots)
+            assert (len(worker.bookings), worker.bookings.held.slots) == (len(mine), slots)
 
     def teardown(self) -> None:
         """Nobody was forgotten: with room for all, all get a place; when all have ended nothing is left."""
@@ -280,7 +280,7 @@ class Mesh(RuleBasedStateMachine):
         for name in list(self.live):
             self.end(name)
         assert len(self.world.core.queue) == len(self.world.core.leases) == 0
-        assert all(one.sums == (0,) * 8 for one in self.world.fleet.all())
+        assert all(books(one) == EMPTY for one in self.world.fleet.all())
 
 
 Mesh.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

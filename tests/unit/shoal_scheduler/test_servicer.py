@@ -17,7 +17,7 @@ from shoal_common.telemetry import Metrics
 from shoal_scheduler.desk import Desk
 from shoal_scheduler.metrics import SchedulerMetrics
 from shoal_scheduler.servicer import SchedulerServicer
-from support.scheduler_world import MODEL, World, spec
+from support.scheduler_world import EMPTY, MODEL, World, books, spec
 from support.waiting import until
 
 TIMEOUT_S = 20.0
@@ -70,7 +70,7 @@ async def test_a_request_is_placed_and_followed_to_its_end(served: Served) -> No
     assert (answer.placement.decode.address, answer.placement.numerics_id) == ("a:1", "n1")
     await call.write(pb.ReserveRequest(request_id="r", admitted=pb.Admitted(attempt=1)))
     await call.write(pb.ReserveRequest(request_id="r", finished=pb.Finished()))
-    await until(lambda: worker.booked_count == 0 and len(served.world.core.leases) == 0)
+    await until(lambda: len(worker.bookings) == 0 and len(served.world.core.leases) == 0)
 
 
 async def test_the_first_message_must_name_the_gateway(served: Served) -> None:
@@ -117,7 +117,7 @@ async def test_after_a_thousand_aborted_streams_nothing_is_counted_any_more(serv
     await asyncio.gather(abort_streams(0), abort_streams(1))
     core = served.world.core
     await until(lambda: not core.leases and not len(core.queue), what="forgetting the aborted streams")
-    assert (worker.sums, prefill.sums) == ((0,) * 8, (0,) * 8)
+    assert (books(worker), books(prefill)) == (EMPTY, EMPTY)
     assert not served.desk._outboxes
     assert core.fleet.in_flight() == {}
     call = await opened(served.stub)

@@ -31,7 +31,8 @@ class Admission:
         if not self._fleet.knows_model(lease.spec.model):
             return DenialReason.UNKNOWN_MODEL
         workers = self._fleet.eligible(lease.spec)
-        able = [one for one in workers if one.could_hold(lease.spec) and lease.never.get(one.instance_id) != EXCEEDS]
+        size = lease.spec.size()
+        able = [one for one in workers if one.could_hold(size) and lease.never.get(one.instance_id) != EXCEEDS]
         if workers and not able:
             return DenialReason.EXCEEDS_CAPACITY
         if able and all(one.instance_id in lease.never for one in able):
@@ -59,7 +60,7 @@ class Admission:
         """
         pool = lease.spec.pool
         if pool not in known:
-            known[pool] = all(one.presence.is_draining for one in self._fleet.eligible(lease.spec))
+            known[pool] = all(one.is_draining for one in self._fleet.eligible(lease.spec))
         if not known[pool]:
             lease.homeless_since_s = None
             return False
