@@ -23,7 +23,7 @@ from shoal_scheduler.core.placement import Placer
 from shoal_scheduler.core.scheduler import Scheduler
 from shoal_scheduler.desk import Desk
 from shoal_scheduler.kv_lister import KvLister
-from shoal_scheduler.metrics import SchedulerMetrics
+from shoal_scheduler.metrics import SchedulerMetrics, expose_bus
 from shoal_scheduler.servicer import SchedulerServicer
 from shoal_scheduler.watch import FleetWatch
 
@@ -48,6 +48,7 @@ async def main(process: Process, config: SchedulerConfig, shared: SharedSettings
         max_outbox=config.max_outbox,
     )
     bus = Bus(shared.nats_url, name=process.instance_id)
+    expose_bus(process.metrics, bus)
     readiness = Readiness("nats")
     watch = FleetWatch(bus, desk, kv, mesh=shared.mesh, instance_id=process.instance_id)
     channels = Channels()
