@@ -16,11 +16,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ServiceProcess:
-    """A running service: its gRPC address and its admin address."""
+    """A running service: its gRPC address, its admin address, and all that its ready line said."""
 
     popen: subprocess.Popen[str]
     address: str
     admin: str
+    ready: Mapping[str, object]
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def service_process(
     assert popen.stdout is not None
     try:
         ready = _ready_line(popen, log, time.monotonic() + timeout_s)
-        yield ServiceProcess(popen, str(ready["address"]), str(ready["admin"]))
+        yield ServiceProcess(popen, str(ready["address"]), str(ready["admin"]), ready)
     finally:
         popen.kill()
         popen.wait()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shoal_common import process, settings
 from shoal_common.bus import Bus
+from shoal_common.bus_joining import join_bus
 from shoal_common.rpc import Readiness, serve
 
 
@@ -24,19 +25,13 @@ async def main(this: process.Process, loaded: settings.Loaded[TinyConfig]) -> No
     config = loaded.service
     readiness = Readiness("nats")
     bus = Bus(loaded.shared.nats_url, name=this.instance_id)
-
-    async def reached() -> None:
-        readiness.set("nats")
-
-    bus.on_connect(reached)
-    readiness.set("nats", bus.has_connected)
+    await join_bus(bus, readiness=readiness, metrics=this.metrics)
 
     async def drain() -> None:
         print("drain begun", flush=True)
         await asyncio.sleep(config.drain_takes_s)
         print("drain done", flush=True)
 
-    await bus.start()
     await serve(
         [],
         service="tiny",

@@ -24,6 +24,7 @@ T = TypeVar("T")
 SECRET = {"secret": True}
 """Metadata of a field that is never shown: `dataclasses.field(default="", metadata=SECRET)`."""
 _MESH_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_CREDENTIALS = re.compile(r"://[^@/\s]+@")
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -41,7 +42,8 @@ class SharedSettings:
         if not _MESH_NAME.fullmatch(self.mesh):
             raise ValueError(f"SHOAL_MESH must be 1 to 31 of a-z, 0-9 and -, got {self.mesh!r}")
         if self.nats_url != "off" and not self.nats_url.startswith(("nats://", "tls://")):
-            raise ValueError(f"SHOAL_NATS_URL must be nats://HOST:PORT, tls://HOST:PORT or off, got {self.nats_url!r}")
+            shown = without_credentials(self.nats_url)
+            raise ValueError(f"SHOAL_NATS_URL must be nats://HOST:PORT, tls://HOST:PORT or off, got {shown!r}")
         if self.log_level not in logs.LEVELS:
             raise ValueError(f"SHOAL_LOG_LEVEL must be one of {', '.join(logs.LEVELS)}, got {self.log_level!r}")
 
@@ -167,7 +169,12 @@ def _describe(kind: Any) -> str:
 def _shown(one: _Setting, value: object) -> str:
     if one.is_secret:
         return "***" if value else ""
-    return "" if value is None else str(value)
+    return "" if value is None else without_credentials(str(value))
+
+
+def without_credentials(url: str) -> str:
+    """The text with what stands between `://` and `@` masked."""
+    return _CREDENTIALS.sub("://***@", url)
 
 
 def _hash(parts: Sequence[tuple[Sequence[_Setting], object]]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
@@ -10,7 +11,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 40.96)
 """Doublings from 10 ms to 41 s, finer below: the defaults of the libraries put every decode step into one bucket."""
@@ -44,6 +47,12 @@ class Metrics:
         """A distribution; the buckets suit seconds unless others are given."""
         return Histogram(_full(name), text, labels, buckets=buckets, registry=self._registry)
 
+    def observe(
+        self, name: str, text: str, read: Callable[[], float], *, kind: Literal["counter", "gauge"] = "gauge"
+    ) -> None:
+        """A number that lives elsewhere: `read` is called at each scrape, on the admin thread."""
+        self._registry.register(_Observed(_full(name), text, read, kind))
+
     def info(self, name: str, text: str, values: Mapping[str, str]) -> None:
         """A constant 1 whose labels say what runs here."""
         Info(_full(name), text, registry=self._registry).info(dict(values))
@@ -51,6 +60,20 @@ class Metrics:
     def render(self) -> bytes:
         """All metrics in Prometheus' text format. May be called from any thread."""
         return generate_latest(self._registry)
+
+
+class _Observed(Collector):
+    def __init__(self, name: str, text: str, read: Callable[[], float], kind: Literal["counter", "gauge"]) -> None:
+        self._name, self._text, self._read = name, text, read
+        self._family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+
+    def describe(self) -> Iterator[Metric]:
+        """Names the metric without reading it."""
+        yield self._family(self._name, self._text)
+
+    def collect(self) -> Iterator[Metric]:
+        """Reads it."""
+        yield self._family(self._name, self._text, value=self._read())
 
 
 def _full(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,7 +45,7 @@ class EngineEvents(Protocol):
     """Where an engine reports. Called on its own thread; must not block. Order per request: entries, then one end."""
 
     def on_step(self, step: int, entries: list[StepEntry]) -> None:
-        """One step is over. Also called without entries, so that the step count moves."""
+        """One step gave tokens."""
 
     def on_ended(self, request_id: str, attempt: int, usage: RequestUsage) -> None:
         """All choices have ended, by themselves or by `finish`; nothing is held any more."""
@@ -63,6 +64,10 @@ class EngineLike(Protocol):
     def facts(self) -> EngineFacts:
         """What it is."""
 
+    @property
+    def is_running(self) -> bool:
+        """False once it cannot step any more."""
+
     def attach(self, events: EngineEvents) -> None:
         """Where to report, before the first `admit`."""
 
@@ -72,8 +77,8 @@ class EngineLike(Protocol):
         Each choice may at first emit MAX_UNACKNOWLEDGED tokens beyond those it came with.
         """
 
-    def begin(self, request_id: str, attempt: int) -> None:
-        """Prefill what is not loaded, then decode."""
+    def begin(self, request_id: str, attempt: int) -> Future[None]:
+        """Prefill what is not loaded, then decode. Fails if the attempt is over."""
 
     def grant(self, request_id: str, attempt: int, choice_index: int, limit: int) -> None:
         """The choice may emit output indices below `limit`; until then it is paused, keeps its slot, skips its rows."""
@@ -103,4 +108,4 @@ class LocalPrefill:
 
     async def load(self, start: GenerationStart) -> None:
         """Begin at once."""
-        self._engine.begin(start.request_id, start.attempt)
+        await asyncio.wrap_future(self._engine.begin(start.request_id, start.attempt))

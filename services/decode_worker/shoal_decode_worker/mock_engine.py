@@ -85,6 +85,7 @@ class MockEngine:
 
     def __init__(self, facts: EngineFacts, model: MockModel, *, step_s: float, step_tokens: int) -> None:
         self.facts = facts
+        self.is_running = True
         self._model, self._step_s, self._step_tokens = model, step_s, step_tokens
         self._requests: dict[tuple[str, int], _Sequenced] = {}
         self._free_blocks, self._free_slots = facts.block_count, facts.slot_count
@@ -107,12 +108,15 @@ class MockEngine:
             answer.set_result(None)
         return answer
 
-    def begin(self, request_id: str, attempt: int) -> None:
+    def begin(self, request_id: str, attempt: int) -> Future[None]:
         """Run from the next step on."""
         request = self._requests.get((request_id, attempt))
         if request is not None:
             request.has_begun = True
             self._work.set()
+        answer: Future[None] = Future()
+        answer.set_result(None)
+        return answer
 
     def grant(self, request_id: str, attempt: int, choice_index: int, limit: int) -> None:
         """Raise a limit."""
@@ -201,7 +205,8 @@ class MockEngine:
         entries = [
             entry for request in self._requests.values() if request.has_begun for entry in self._advance(request)
         ]
-        self._events.on_step(self._step, entries)
+        if entries:
+            self._events.on_step(self._step, entries)
         for (request_id, attempt), request in list(self._requests.items()):
             if request.has_begun and all(choice.is_ended for choice in request.choices):
                 self._release(request_id, attempt)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shoal_common import identity, settings
 from shoal_common import process as processes
+from shoal_common.bus import Bus
 from shoal_common.process import Process
 from shoal_common.settings import Loaded
 
@@ -93,6 +94,7 @@ async def serve(process: Process, loaded: Loaded[MockRankConfig]) -> None:
     worker = DecodeWorker(
         process=process,
         shared=loaded.shared,
+        bus=Bus(loaded.shared.nats_url, name=process.instance_id),
         config=config,
         engine=engine,
         loader=LocalPrefill(engine),

@@ -1,20 +1,18 @@
-"""The process around an engine: service, readiness, presence, load, control, drain."""
+"""A decode worker around an engine: its sessions, its service, its figures."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 from shoal.decode.v1 import decode_service_pb2_grpc as rpc
-from shoal_common.admin import Operator, Work, admin_service
-from shoal_common.announcer import Announcer
-from shoal_common.bus import OFF, Bus
-from shoal_common.control import ControlServer
+from shoal_common.admin import Work
+from shoal_common.bus import Bus
+from shoal_common.instance import Addresses, Instance
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process
-from shoal_common.rpc import Readiness, Service, serve
+from shoal_common.rpc import Readiness, Service
 from shoal_common.settings import SharedSettings
 
 from shoal_decode_worker.config import ServingConfig
@@ -31,114 +29,63 @@ _SWEEP_S = 1.0
 
 
 class DecodeWorker:
-    """One decode worker on the running event loop: an engine, its sessions, and its place in the mesh."""
+    """One decode worker on the running event loop."""
 
     def __init__(
         self,
         *,
         process: Process,
         shared: SharedSettings,
+        bus: Bus,
         config: ServingConfig,
         engine: EngineLike,
         loader: PromptLoader,
         labels: Mapping[str, str],
     ) -> None:
-        self._process, self._shared, self._config, self._engine = process, shared, config, engine
-        self._labels = labels
+        self._config, self._engine, self._labels = config, engine, labels
         frames = Frames(expiry_s=config.gateway_expiry_s, max_gateways=config.max_gateways, step_tokens=STEP_TOKENS)
         self._core = DecodeCore(frames=frames, max_requests=config.max_requests)
         self._sessions = Sessions(core=self._core, frames=frames, engine=engine)
         self._servicer = DecodeServicer(
             engine=engine, loader=loader, sessions=self._sessions, frames=frames, beat_s=config.beat_s
         )
-        self.readiness = Readiness("nats", "engine")
-        work = Work(running_count=lambda: self._core.live_count, set_draining=self._set_draining, numbers=self._numbers)
-        self._operator = Operator(instance_id=process.instance_id, role=ROLE, readiness=self.readiness, work=work)
-        self._bus = Bus(shared.nats_url, name=process.instance_id)
-        self._announcer: Announcer | None = None
-        self._address = ""
-
-    async def serve(self, prepare: Callable[[], Awaitable[None]], more_services: Sequence[Service] = ()) -> None:
-        """Serve until SIGTERM. `prepare` makes the engine ready in the background; the mesh hears of us after it.
-
-        An error of `prepare` ends the process.
-        """
-        control = ControlServer(
-            self._bus,
-            mesh=self._shared.mesh,
-            instance_id=self._process.instance_id,
-            commands=self._operator.commands(),
+        _register_metrics(process, engine, self._core)
+        self._instance = Instance(
+            process=process,
+            shared=shared,
+            bus=bus,
+            role=ROLE,
+            addresses=Addresses(
+                listen=config.listen_address, admin=config.admin_address, advertise=config.advertised_address
+            ),
+            work=Work(
+                running_count=lambda: self._core.live_count,
+                set_draining=self._set_draining,
+                numbers=lambda: _numbers(engine.stats(), self._core.live_count),
+            ),
+            describe=lambda instance_id, address: _presence(instance_id, address, engine.facts, labels),
+            sample_load=lambda: _report(engine.stats(), engine.facts),
+            readiness=Readiness("nats", "engine"),
+            is_healthy=lambda: engine.is_running,
         )
-        await control.start()
-        self._bus.on_connect(self._reached_nats)
-        await self._bus.start()
-        self.readiness.set("nats", self._bus.has_connected)
-        stop = asyncio.Event()
+
+    async def serve(self, prepare: Callable[[], Awaitable[None]]) -> None:
+        """Serve until SIGTERM; `prepare` makes the engine ready in the background."""
         sweeping = asyncio.create_task(self._sweep())
-        preparing = asyncio.create_task(self._prepare(prepare))
-        preparing.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
         try:
-            await serve(
-                [
-                    Service(SERVICE_NAME, rpc.add_DecodeServiceServicer_to_server, self._servicer),
-                    admin_service(self._operator),
-                    *more_services,
-                ],
-                service=ROLE,
-                listen_address=self._config.listen_address,
-                admin_address=self._config.admin_address,
-                readiness=self.readiness,
-                metrics=self._process.metrics,
-                drain_grace_s=self._config.drain_grace_s,
-                on_listening=self._listening,
+            await self._instance.serve(
+                [Service(SERVICE_NAME, rpc.add_DecodeServiceServicer_to_server, self._servicer)],
+                prepare=prepare,
                 drain=self._drain,
-                stop=stop,
+                drain_grace_s=self._config.drain_grace_s,
             )
         finally:
             sweeping.cancel()
-            preparing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await preparing
-            if self._announcer is not None:
-                await asyncio.to_thread(self._announcer.stop)
-            await self._bus.close()
-
-    async def _prepare(self, prepare: Callable[[], Awaitable[None]]) -> None:
-        await prepare()
-        self.readiness.set("engine")
-        self._announce()
-
-    async def _listening(self, address: str) -> None:
-        self._address = self._config.advertise_address or address
-        self._announce()
-
-    def _announce(self) -> None:
-        """Once there is an address and an engine, whichever came last."""
-        if self._announcer is not None or not self._address or "engine" in self.readiness.missing:
-            return
-        if self._shared.nats_url == OFF:
-            return
-        self._announcer = Announcer(
-            nats_url=self._shared.nats_url,
-            mesh=self._shared.mesh,
-            presence=_presence(self._process.instance_id, self._address, self._engine.facts, self._labels),
-            sample_load=lambda: _report(self._engine.stats(), self._engine.facts),
-        )
-        self._announcer.start()
-
-    async def _reached_nats(self) -> None:
-        self.readiness.set("nats")
 
     def _set_draining(self, is_draining: bool) -> None:
-        if is_draining:
-            self._core.is_draining = True
-        else:
-            self._sessions.resume()
-        if self._announcer is not None:
-            self._announcer.update(is_draining=is_draining)
+        self._core.is_draining = is_draining
 
     async def _drain(self) -> None:
-        self._operator.stopping()
         await self._sessions.drain(self._config.drain_grace_s - self._config.drain_move_s)
 
     async def _sweep(self) -> None:
@@ -146,19 +93,34 @@ class DecodeWorker:
             await asyncio.sleep(min(_SWEEP_S, self._config.gateway_expiry_s))
             self._sessions.expire()
 
-    def _numbers(self) -> Mapping[str, float]:
-        stats = self._engine.stats()
-        return {
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "free_blocks": stats.free_blocks,
-            "free_slots": stats.free_slots,
-            "step_count": stats.step_count,
-            "step_time_s": stats.step_time_s,
-            "verify_width": stats.verify_width,
-            "accept_length": stats.accept_length,
-            "open_requests": self._core.live_count,
-        }
+
+def _register_metrics(process: Process, engine: EngineLike, core: DecodeCore) -> None:
+    figures: dict[str, tuple[str, Callable[[], float]]] = {
+        "decode_running_requests": ("Requests that hold blocks", lambda: engine.stats().running),
+        "decode_waiting_requests": ("Requests that wait for blocks", lambda: engine.stats().waiting),
+        "decode_open_requests": ("Generate calls open", lambda: core.live_count),
+        "decode_free_blocks": ("KV blocks free", lambda: engine.stats().free_blocks),
+        "decode_free_slots": ("State slots free", lambda: engine.stats().free_slots),
+        "decode_steps": ("Steps since the start", lambda: engine.stats().step_count),
+        "decode_step_seconds": ("Moving average of the time of a step", lambda: engine.stats().step_time_s),
+        "decode_accept_length": ("Moving average of accepted drafts per step", lambda: engine.stats().accept_length),
+    }
+    for name, (text, sample) in figures.items():
+        process.metrics.gauge(name, text).set_function(sample)
+
+
+def _numbers(stats: EngineStats, open_requests: int) -> Mapping[str, float]:
+    return {
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "free_blocks": stats.free_blocks,
+        "free_slots": stats.free_slots,
+        "step_count": stats.step_count,
+        "step_time_s": stats.step_time_s,
+        "verify_width": stats.verify_width,
+        "accept_length": stats.accept_length,
+        "open_requests": open_requests,
+    }
 
 
 def _presence(instance_id: str, address: str, facts: EngineFacts, labels: Mapping[str, str]) -> Presence:
@@ -170,11 +132,7 @@ def _presence(instance_id: str, address: str, facts: EngineFacts, labels: Mappin
         kv_id=facts.kv_id,
         numerics_id=facts.numerics_id,
         draft_id=facts.draft_id,
-        capacity={
-            "blocks": facts.block_count,
-            "slots": facts.slot_count,
-            "max_context": facts.max_context,
-        },
+        capacity={"blocks": facts.block_count, "slots": facts.slot_count, "max_context": facts.max_context},
         labels=labels,
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
-from shoal_common.errors import InvalidArgument
-from shoal_common.kv_transport import PayloadSpec, verify
+from shoal_common.errors import InvalidArgument, MeshError
+from shoal_common.kv_transport import ITEM_BYTES, PayloadSpec, verify
 
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, HASH_BYTES, Entry, Key, Kind
 from shoal_kv_cache.store import PAYLOAD_KIND, Store
@@ -39,6 +39,7 @@ class Put:
         self._pending = list(self._wanted)
         self._buffer = bytearray()
         self._entries: list[Entry] = []
+        self._failure: MeshError | None = None
 
     @property
     def wanted_ids(self) -> Sequence[int]:
@@ -46,7 +47,36 @@ class Put:
         return [self._begin.payloads[index].payload_id for index in self._wanted]
 
     def fill(self, data: pb.PutData) -> None:
-        """Takes the next bytes. Raises InvalidArgument out of order, ChecksumMismatch for damaged ones, ArenaFull."""
+        """Takes the next bytes. A failure waits for `commit`: a writer in full flow would not hear of it before.
+
+        After one nothing more is kept.
+        """
+        if self._failure is None:
+            try:
+                self._take(data)
+            except MeshError as error:
+                self._failure = error
+                self.discard()
+
+    def commit(self) -> int:
+        """Makes everything visible; returns how many were new.
+
+        Raises what failed: InvalidArgument out of order or with payloads missing, ChecksumMismatch, ArenaFull.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._pending:
+            raise _malformed("commit", f"{len(self._pending)} payloads are missing")
+        entries, self._entries = self._entries, []
+        return self._store.commit(entries)
+
+    def discard(self) -> None:
+        """Gives back what was not committed. Safe to repeat."""
+        self._buffer = bytearray()
+        entries, self._entries = self._entries, []
+        self._store.discard(entries)
+
+    def _take(self, data: pb.PutData) -> None:
         if not self._pending:
             raise _malformed("data", "all wanted payloads are sent")
         payload = self._begin.payloads[self._pending[0]]
@@ -58,18 +88,6 @@ class Put:
             verify(payload, self._buffer)
             self._entries.append(self._entry(self._pending.pop(0), self._store.make_room(self._buffer)))
             self._buffer = bytearray()
-
-    def commit(self) -> int:
-        """Makes everything visible; returns how many were new. Raises InvalidArgument when some are missing."""
-        if self._pending:
-            raise _malformed("commit", f"{len(self._pending)} payloads are missing")
-        entries, self._entries = self._entries, []
-        return self._store.commit(entries)
-
-    def discard(self) -> None:
-        """Gives back what was not committed. Safe to repeat."""
-        entries, self._entries = self._entries, []
-        self._store.discard(entries)
 
     def _entry(self, index: int, location: int) -> Entry:
         payload, begin = self._begin.payloads[index], self._begin
@@ -100,6 +118,8 @@ def _check(where: str, payload: transport_pb.Payload, kv_id: str) -> None:
         raise _malformed(f"{where}.position_end", f"must be a multiple of {BLOCK_TOKENS} above position_begin")
     if _KIND[payload.kind] is Kind.BLOCK and payload.position_end - payload.position_begin != BLOCK_TOKENS:
         raise _malformed(f"{where}.position_begin", f"a block is {BLOCK_TOKENS} positions")
+    if payload.dtype not in ITEM_BYTES:
+        raise _malformed(f"{where}.dtype", f"{payload.dtype!r} is not stored")
     spec = PayloadSpec(
         kind=payload.kind,
         position_begin=payload.position_begin,

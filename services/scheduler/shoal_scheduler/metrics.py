@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
 from prometheus_client import Counter
-from shoal_common.bus import Bus
 from shoal_common.telemetry import Metrics
 
 from shoal_scheduler.core.messages import DenialReason
@@ -55,13 +52,3 @@ class SchedulerMetrics:
     def _advance(self, key: str, counter: Counter, total: int) -> None:
         counter.inc(total - self._seen.get(key, 0))
         self._seen[key] = total
-
-
-def expose_bus(metrics: Metrics, bus: Bus) -> None:
-    """Show how old the view is, and what the bus lost."""
-    view_age = metrics.gauge("scheduler_view_age_seconds", "Time since the bus was last heard; 0 while it is")
-    view_age.set_function(lambda: bus.cut_for_s(time.monotonic()))
-    lost = metrics.gauge("bus_lost_messages", "Bus messages lost since the start", ("cause",))
-    lost.labels("disconnected").set_function(lambda: bus.counters.dropped)
-    lost.labels("slow_consumer").set_function(lambda: bus.counters.slow_consumer)
-    lost.labels("handler_error").set_function(lambda: bus.counters.handler_errors)

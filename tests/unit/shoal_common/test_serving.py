@@ -68,7 +68,9 @@ def test_the_ready_line_names_open_ports_and_the_admin_pages_answer() -> None:
         assert (ready["event"], ready["service"]) == ("ready", "tiny")
         assert get(ready["admin"], "/healthz")[0] == 200
         assert get(ready["admin"], "/readyz")[0] == 200
-        assert b"shoal_config_info" in get(ready["admin"], "/metrics")[1]
+        page = get(ready["admin"], "/metrics")[1]
+        assert b"shoal_config_info" in page
+        assert b"shoal_bus_slow_consumer_total 0.0" in page
         assert get(ready["admin"], "/nothing")[0] == 404
         with grpc.insecure_channel(ready["address"]) as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)

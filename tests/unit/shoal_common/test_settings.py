@@ -90,6 +90,12 @@ def test_a_secret_is_never_shown_and_has_no_flag(capsys: pytest.CaptureFixture[s
         load(None, "--password", "hunter2")
 
 
+def test_credentials_in_a_url_are_not_shown() -> None:
+    loaded = load({"SHOAL_NATS_URL": "nats://joe:hunter2@bus:4222"})
+    assert loaded.shared.nats_url == "nats://joe:hunter2@bus:4222"
+    assert loaded.effective["SHOAL_NATS_URL"] == "nats://***@bus:4222"
+
+
 def test_the_hash_differs_when_a_setting_does_and_only_then() -> None:
     assert load().config_hash == load({"SHOAL_POND_BLOCK_COUNT": "1024"}).config_hash
     assert load().config_hash != load({"SHOAL_POND_BLOCK_COUNT": "1025"}).config_hash

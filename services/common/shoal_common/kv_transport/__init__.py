@@ -3,11 +3,12 @@
 from shoal_common.kv_transport.arena import ArenaFull, SharedArena
 from shoal_common.kv_transport.exports import Export, ExportTable
 from shoal_common.kv_transport.host import host_id
-from shoal_common.kv_transport.payloads import PayloadSpec, checksum_of, describe, verify
+from shoal_common.kv_transport.payloads import ITEM_BYTES, PayloadSpec, checksum_of, describe, verify
 from shoal_common.kv_transport.puller import KvPuller
 from shoal_common.kv_transport.servicer import KvTransportServicer
 
 __all__ = [
+    "ITEM_BYTES",
     "ArenaFull",
     "Export",
     "ExportTable",

@@ -8,7 +8,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from shoal_common.rpc.admin_http import AdminServer
 from shoal_common.rpc.readiness import Readiness
@@ -34,11 +34,13 @@ async def serve(
     drain: Callable[[], Awaitable[None]] | None = None,
     stop: asyncio.Event | None = None,
     has_reflection: bool = True,
+    ready_fields: Mapping[str, str] | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then NOT_SERVING, `drain` within the grace, and the end.
 
     on_listening   called with the real address before the ready line: the time to announce oneself
     drain          finishes or moves what runs; cancelled when `drain_grace_s` is over
+    ready_fields   more of the ready line, e.g. the address of an HTTP edge
     The ready line goes to standard output once the ports are open: {"event": "ready", "service", "address", "admin"}.
     Raises SystemExit(2) with one line on standard error if a port is occupied.
     """
@@ -67,6 +69,7 @@ async def serve(
         if on_listening is not None:
             await on_listening(address)
         line = {"event": "ready", "service": service, "address": address, "admin": admin.address}
+        line.update(ready_fields or {})
         print(json.dumps(line), flush=True)
         logger.info("started", extra={"address": address, "admin": admin.address})
         await stop.wait()

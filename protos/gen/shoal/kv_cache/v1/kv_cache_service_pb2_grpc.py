@@ -96,7 +96,8 @@ class KvCacheServiceServicer:
 
     def Put(self, request_iterator, context):
         """Stores blocks and snapshots: Begin, then Data in the order of the payloads, then Commit. Nothing is visible before
-        Commit; a stream that breaks leaves nothing. What is present already is skipped and named in the response of Begin.
+        Commit; a stream that breaks leaves nothing. What is present already is not among the wanted payloads of the first
+        answer. A failure is told after Commit, since a writer in full flow would not hear of it before.
 
         INVALID_ARGUMENT (MALFORMED_PAYLOAD): shape, size or hash are off.
         DATA_LOSS (CHECKSUM_MISMATCH): the bytes are not what Begin announced; nothing is stored.

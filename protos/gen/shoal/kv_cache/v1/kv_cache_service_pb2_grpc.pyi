@@ -44,7 +44,8 @@ class KvCacheServiceStub:
     """Unpins. Idempotent; an unknown lease is fine."""
     Put: _grpc.StreamStreamMultiCallable[_kv_cache_service_pb2.PutRequest, _kv_cache_service_pb2.PutResponse]
     """Stores blocks and snapshots: Begin, then Data in the order of the payloads, then Commit. Nothing is visible before
-    Commit; a stream that breaks leaves nothing. What is present already is skipped and named in the response of Begin.
+    Commit; a stream that breaks leaves nothing. What is present already is not among the wanted payloads of the first
+    answer. A failure is told after Commit, since a writer in full flow would not hear of it before.
 
     INVALID_ARGUMENT (MALFORMED_PAYLOAD): shape, size or hash are off.
     DATA_LOSS (CHECKSUM_MISMATCH): the bytes are not what Begin announced; nothing is stored.
@@ -77,7 +78,8 @@ class KvCacheServiceAsyncStub(KvCacheServiceStub):
     """Unpins. Idempotent; an unknown lease is fine."""
     Put: _aio.StreamStreamMultiCallable[_kv_cache_service_pb2.PutRequest, _kv_cache_service_pb2.PutResponse]  # type: ignore[assignment]
     """Stores blocks and snapshots: Begin, then Data in the order of the payloads, then Commit. Nothing is visible before
-    Commit; a stream that breaks leaves nothing. What is present already is skipped and named in the response of Begin.
+    Commit; a stream that breaks leaves nothing. What is present already is not among the wanted payloads of the first
+    answer. A failure is told after Commit, since a writer in full flow would not hear of it before.
 
     INVALID_ARGUMENT (MALFORMED_PAYLOAD): shape, size or hash are off.
     DATA_LOSS (CHECKSUM_MISMATCH): the bytes are not what Begin announced; nothing is stored.
@@ -125,7 +127,8 @@ class KvCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kv_cache_service_pb2.PutResponse], _abc.AsyncIterator[_kv_cache_service_pb2.PutResponse]]:
         """Stores blocks and snapshots: Begin, then Data in the order of the payloads, then Commit. Nothing is visible before
-        Commit; a stream that breaks leaves nothing. What is present already is skipped and named in the response of Begin.
+        Commit; a stream that breaks leaves nothing. What is present already is not among the wanted payloads of the first
+        answer. A failure is told after Commit, since a writer in full flow would not hear of it before.
 
         INVALID_ARGUMENT (MALFORMED_PAYLOAD): shape, size or hash are off.
         DATA_LOSS (CHECKSUM_MISMATCH): the bytes are not what Begin announced; nothing is stored.
