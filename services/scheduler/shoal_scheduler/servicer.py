@@ -49,6 +49,8 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             raise InvalidArgument.at("opened.gateway_id", "the first message is Opened and names the gateway")
         outbox = self._desk.open_stream(first.opened.gateway_id)
         reader = asyncio.create_task(self._read(request_iterator, outbox))
+        # Not left to the reader itself: one that is cancelled before its first step runs nothing.
+        reader.add_done_callback(lambda _: outbox.end())
         self._readers.add(reader)
         try:
             while (response := await outbox.get()) is not None:
@@ -77,11 +79,8 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
             reader.cancel()
 
     async def _read(self, requests: AsyncIterator[pb.ReserveRequest], outbox: Outbox) -> None:
-        try:
-            async for request in requests:
-                self._take(request, outbox.stream_id)
-        finally:
-            outbox.end()
+        async for request in requests:
+            self._take(request, outbox.stream_id)
 
     def _take(self, request: pb.ReserveRequest, stream_id: str) -> None:
         kind = request.WhichOneof("message")

@@ -38,7 +38,7 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     world = World(stream_grace_s=0.01)
     metrics = Metrics()
-    desk = Desk(world.core, SchedulerMetrics(metrics), max_streams=3, max_outbox=100)
+    desk = Desk(world.core, SchedulerMetrics(metrics, world.core), max_streams=3, max_outbox=100)
     servicer = SchedulerServicer(desk, world.core, default_remaining_s=60, view_age_s=lambda now_s: 1.5)
     service = Service("shoal.scheduler.v1.SchedulerService", pb_grpc.add_SchedulerServiceServicer_to_server, servicer)
     server = RpcServer([service], listen_address="127.0.0.1:0", readiness=Readiness(), metrics=metrics)
@@ -172,9 +172,10 @@ async def test_metrics_follow_what_happens(served: Served) -> None:
     await call.write(submit("unknown", model="other"))
     await call.read()
     await call.read()
-    await until(lambda: b"shoal_scheduler_placements_total 1.0" in served.metrics.render())
+    denied = b'shoal_scheduler_denials_total{reason="UNKNOWN_MODEL"} 1.0'
+    await until(lambda: denied in served.metrics.render())
     shown = served.metrics.render().decode()
-    assert 'shoal_scheduler_denials_total{reason="UNKNOWN_MODEL"} 1.0' in shown
+    assert "shoal_scheduler_placements_total 1.0" in shown
     assert "shoal_scheduler_prompt_tokens_total 100.0" in shown
     assert "shoal_scheduler_placed_requests 1.0" in shown
     call.cancel()
