@@ -267,6 +267,16 @@ def test_grpc_answers_in_tokens_and_in_text(mesh: GatewayMesh) -> None:
         assert (model.id, model.vocab_size, model.max_context_tokens) == (MODEL, 512, 4096)
 
 
+def test_the_client_of_the_readme_works(mesh: GatewayMesh) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "shoal_client" in block)
+    assert len(example.strip().splitlines()) <= 12
+    code = example.replace("127.0.0.1:8001", mesh.grpc)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"\[(\d+, ){15}\d+\] \d+\n$", ended.stdout)
+
+
 def test_grpc_errors_have_a_reason(mesh: GatewayMesh) -> None:
     with Client(mesh.grpc) as client:
         with pytest.raises(InvalidRequest) as bad:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
@@ -16,6 +17,9 @@ from typing import Any
 import grpc
 from shoal.admin.v1 import admin_service_pb2 as admin
 from shoal.admin.v1 import admin_service_pb2_grpc as admin_rpc
+from shoal.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from shoal.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_rpc
+from shoal_cli.status import observe
 from support.checkpoints import TINY
 from support.nats_server import NatsServer
 from support.service_process import ServiceProcess, service_process
@@ -83,6 +87,20 @@ class Mesh:
             for figure in _HELD & numbers.keys():
                 held[f"{name} {figure}"] = numbers[figure]
         return {name: count for name, count in held.items() if count}
+
+    def fleet(self) -> set[str]:
+        """Addresses of all that the scheduler knows."""
+        with grpc.insecure_channel(self["scheduler"].address) as channel:
+            stub = scheduler_rpc.SchedulerServiceStub(channel)
+            return {one.address for one in stub.GetFleet(scheduler_pb.GetFleetRequest(), timeout=5).instances}
+
+    def on_bus(self) -> set[str]:
+        """Addresses of all that announce themselves."""
+        return {presence.address for presence, _ in asyncio.run(observe(self.nats.url, MESH))}
+
+    def addresses(self) -> set[str]:
+        """Addresses of all processes."""
+        return {process.address for process in self.processes.values()}
 
     def wait_idle(self, timeout_s: float = 10.0) -> None:
         """Wait until nothing is held anywhere."""

@@ -31,6 +31,7 @@ class Served:
     desk: Desk
     stub: Any
     metrics: Metrics
+    servicer: SchedulerServicer
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ async def served() -> AsyncIterator[Served]:
     address = await server.start()
     running = asyncio.create_task(desk.run())
     async with grpc.aio.insecure_channel(address) as channel:
-        yield Served(world, desk, pb_grpc.SchedulerServiceStub(channel), metrics)
+        yield Served(world, desk, pb_grpc.SchedulerServiceStub(channel), metrics, servicer)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await server.stop(0)
@@ -90,6 +91,16 @@ async def test_more_gateways_than_allowed_are_refused(served: Served) -> None:
     assert from_rpc_error(raised.value).reason == "TOO_MANY_STREAMS"
     for call in calls:
         call.cancel()
+
+
+async def test_a_replica_that_leaves_sends_its_gateways_away(served: Served) -> None:
+    call = await opened(served.stub)
+    await until(lambda: len(served.desk._outboxes) == 1)
+    served.servicer.close()
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call.read()
+    assert from_rpc_error(raised.value).reason == "DRAINING"
+    await until(lambda: not served.desk._outboxes)
 
 
 async def test_a_malformed_hash_chain_costs_the_hit_and_nothing_else(served: Served) -> None:
