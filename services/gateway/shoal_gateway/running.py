@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
+from shoal_common import request_scope
 from shoal_common.errors import DeadlineExceeded, Internal, MeshError
 from shoal_common.telemetry import inject
 
@@ -64,6 +66,10 @@ class Running:
         self._request_id, self._model, self._prepared, self._chains = request_id, model, prepared, chains
         self._reader, self._reserve, self._workers, self._metrics = reader, reserve, workers, metrics
         self._on_change, self._on_ended = on_change, on_ended
+        # Placements come on a stream of all requests: what is called for this one belongs to its own trace.
+        self._context = contextvars.copy_context()
+        self._context.run(request_scope.request_id.set, request_id)
+        self._traceparent = inject().get("traceparent", "")
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._deadline_s = self._began_s + timeouts.total_s
@@ -123,7 +129,7 @@ class Running:
             chains=self._chains,
             remaining=_duration(max(0.0, self._deadline_s - now_s)),
             waited=_duration(now_s - self._began_s),
-            traceparent=inject().get("traceparent", ""),
+            traceparent=self._traceparent,
         )
         if self.session.journal.has_output and self.session.numerics_id:
             submit.numerics_id = self.session.numerics_id
@@ -147,7 +153,7 @@ class Running:
         if attempt is not None:
             self._worker_id = placement.decode.instance_id
             self._received = self.session.journal.counts()
-            self._task = self._loop.create_task(self._attempt(attempt, placement))
+            self._task = self._loop.create_task(self._attempt(attempt, placement), context=self._context)
 
     def on_denied(self, reason: str, retry_after_s: float | None) -> None:
         """It will not run, unless it does already."""
