@@ -165,7 +165,9 @@ def test_max_tokens_of_nothing_or_more_than_the_context_is_refused(served: Clien
 
 def test_bytes_that_are_no_message_are_a_status_and_not_the_end(whole: Mesh, served: Client) -> None:
     with grpc.insecure_channel(whole.grpc) as channel:
-        call = channel.unary_unary("/shoal.inference.v1.InferenceService/Generate")
+        call: Any = channel.unary_unary(  # type: ignore[call-arg]
+            "/shoal.inference.v1.InferenceService/Generate"
+        )
         for raw in (b"\xff\xff\xff", NO_UTF8):
             with pytest.raises(grpc.RpcError) as raised:
                 call(raw, timeout=10)
@@ -207,7 +209,8 @@ def test_a_wrong_call_of_a_decode_worker_is_a_status_with_a_reason(
 def numerics_id(whole: Mesh) -> str:
     """The pair of the workers."""
     with grpc.insecure_channel(whole["decode_worker"].address) as channel:
-        return next(decode_rpc.DecodeServiceStub(channel).Generate(direct(), timeout=10)).admitted.numerics_id
+        admitted, *_ = decode_rpc.DecodeServiceStub(channel).Generate(direct(), timeout=10)
+        return admitted.admitted.numerics_id
 
 
 def test_wrong_calls_of_prefill_worker_and_kv_cache_are_statuses_with_reasons(whole: Mesh, served: Client) -> None:

@@ -33,9 +33,8 @@ def api(whole: Mesh, client: Client) -> Iterator[openai.OpenAI]:
 def chat(api: openai.OpenAI, text: str | list[dict[str, str]], **fields: Any) -> Any:
     messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
     extra = {"ignore_eos": True, "thinking": {"type": "disabled"}, **fields.pop("extra_body", {})}
-    return api.chat.completions.create(
-        model=MODEL, messages=messages, extra_body=extra, **{"seed": 3, "max_tokens": 20, **fields}
-    )
+    create: Any = api.chat.completions.create
+    return create(model=MODEL, messages=messages, extra_body=extra, **{"seed": 3, "max_tokens": 20, **fields})
 
 
 def text_of(answer: Any) -> str:
@@ -119,7 +118,7 @@ def test_the_second_turn_of_a_conversation_hits_the_cache_and_answers_as_without
         {"role": "assistant", "content": text_of(first)},
         {"role": "user", "content": "And then?"},
     ]
-    answers = []
+    answers: list[Any] = []
 
     def is_hit() -> bool:
         answers.append(chat(api, turns, extra_body=user))

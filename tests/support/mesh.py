@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,8 @@ class Mesh:
     def wait_ready(self, *names: str, timeout_s: float = _START_S) -> None:
         """Wait for /readyz of these processes, all if none is named."""
         for name in names or tuple(self.processes):
-            wait_for(
-                lambda name=name: is_ready(self[name]), what=lambda name=name: f"{name} ready", timeout_s=timeout_s
-            )
+            process = self[name]
+            wait_for(partial(is_ready, process), what=partial("{} ready".format, name), timeout_s=timeout_s)
 
 
 @contextlib.contextmanager
