@@ -85,9 +85,10 @@ class FlexAttention:
     """`plain_attention` by compiled flex attention; lengths and entry counts are multiples of 128."""
 
     def __init__(self) -> None:
-        from torch.nn.attention.flex_attention import flex_attention
+        from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
         self._flex = torch.compile(flex_attention, dynamic=False)
+        self._aux = AuxRequest(lse=True)
 
     def __call__(self, q: Tensor, kv: Tensor, entries: Tensor | None, sight: Sight) -> tuple[Tensor, Tensor]:
         length = q.shape[1]
@@ -115,5 +116,5 @@ class FlexAttention:
         count = 0 if entries is None else entries.shape[1]
         mask = _block_mask(sight, length, count, mask_mod)
         shared = keys[:, None]
-        o, lse = self._flex(q.transpose(1, 2), shared, shared, block_mask=mask, enable_gqa=True, return_lse=True)
-        return o.transpose(1, 2), lse.transpose(1, 2)
+        o, aux = self._flex(q.transpose(1, 2), shared, shared, block_mask=mask, enable_gqa=True, return_aux=self._aux)
+        return o.transpose(1, 2), aux.lse.transpose(1, 2)

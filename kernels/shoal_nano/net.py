@@ -68,6 +68,16 @@ def rope_frequencies(c: NanoConfig, compressed: bool) -> Tensor:
     return f / c.rope_factor * (1 - m) + f * m
 
 
+def best_of(score: Tensor, k: int) -> Tensor:
+    """bool like `score`: its k largest of the last axis, never -inf. Ties go to the lowest index on CPU, to any on a GPU."""
+    k = min(k, score.shape[-1])
+    if score.device.type == "cpu":
+        values, indices = (x[..., :k] for x in torch.sort(score, dim=-1, descending=True, stable=True))
+    else:
+        values, indices = score.topk(k, -1)
+    return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, indices, values > float("-inf"))
+
+
 class Net:
     """The model: parameters in, hidden rows out. `compiled` fuses the pointwise parts (GPU training).
 
@@ -281,9 +291,7 @@ class Net:
                 shared.candidates = self._candidates(score, start)
             elif ratio == 1 and shared.candidates is not None:
                 score = score.masked_fill(~shared.candidates, float("-inf"))
-            best = score.topk(min(c.index_topk, score.shape[-1]), -1)
-            chosen = torch.zeros_like(visible)
-            shared.selected[layer] = chosen.scatter_(-1, best.indices, best.values > float("-inf"))
+            shared.selected[layer] = best_of(score, c.index_topk)
 
     def _candidates(self, score: Tensor, start: Tensor) -> Tensor:
         """bool[B, T, G]: entries of the best blocks. Documents start at block boundaries, so blocks never straddle them."""
@@ -294,8 +302,7 @@ class Net:
         own = torch.arange(score.shape[1], device=score.device) // size
         last = own[:, None] == torch.arange(block.shape[-1], device=score.device)
         block = block.masked_fill(last, float("inf"))
-        best = block.topk(min(c.candidate_topk_blocks, block.shape[-1]), -1)
-        chosen = torch.zeros_like(block, dtype=torch.bool).scatter_(-1, best.indices, True)
+        chosen = best_of(block, c.candidate_topk_blocks)
         return chosen.repeat_interleave(size, -1)[..., : score.shape[-1]]
 
     def _divergence(self, q: Tensor, entries: Tensor, lse: Tensor, start: Tensor, ratio: int, scores: Tensor, rows: Tensor) -> Tensor:

@@ -158,3 +158,14 @@ def index_scores(iq: Tensor, w: Tensor, keys: Tensor, nu: Numerics) -> Tensor:
     """iq [B, R, H, d], w [B, R, H], keys [B, G, d] -> [B, R, G]."""
     dots = torch.einsum("brhd,bgd->brhg", iq, keys)
     return (torch.relu(dots.to(nu.math)) * w.to(nu.math)[..., None]).sum(2).to(nu.act)
+
+
+def block_attention(q: Tensor, keys: Tensor, visible: Tensor, nu: Numerics) -> tuple[Tensor, Tensor]:
+    """Draft attention, non-causal inside a block: q [B, A, J, H, d], keys [B, A, W + J, d], visible bool[B, A, W + J].
+
+    Returns averages without sink [B, A, J, H, d] and log-sum-exp [B, A, J, H].
+    """
+    scores = torch.einsum("bajhd,bakd->bajhk", q, keys).to(nu.math) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~visible[:, :, None, None], float("-inf"))
+    lse = torch.logsumexp(scores, -1)
+    return torch.einsum("bajhk,bakd->bajhd", torch.exp(scores - lse[..., None]).to(q.dtype), keys), lse

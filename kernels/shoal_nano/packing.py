@@ -18,9 +18,20 @@ from shoal_nano.tokenizer import PAD
 class Document:
     """Token ids, the loss weight of *predicting* each id, and the prompt length that bounded replay counts from."""
 
+    family: str
     ids: list[int]
     weights: list[float]
     prompt_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where a document lies: row, positions [start, end)."""
+
+    family: str
+    row: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +39,21 @@ class Packed:
     """Rows of T positions.
 
     ids      int32[B, T]
-    start    int32[B, T]  first position of the position's own document; documents start at even positions
+    start    int32[B, T]  first position of the position's own document; documents start at multiples of 8
     replay   int32[B, T]  lowest position whose decoder window key exists for this row (>= start)
     weight   float32[B, T]  loss weight of predicting ids[t + 1] at t
+    placed   where each document lies
     """
 
     ids: NDArray[np.int32]
     start: NDArray[np.int32]
     replay: NDArray[np.int32]
     weight: NDArray[np.float32]
+    placed: tuple[Placed, ...]
+
+
+# Keeps ratio-2 groups and candidate blocks inside one document, aligned as if it stood alone.
+ALIGNMENT = 8
 
 
 class DialogueEncoder:
@@ -50,7 +67,7 @@ class DialogueEncoder:
         """Ids of text that must not form special tokens. Nano's texts never spell one."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
-    def encode(self, rendered: Rendered, weight: float) -> Document:
+    def encode(self, rendered: Rendered, family: str, weight: float) -> Document:
         """Document whose answer tokens weigh `weight` and whose prompt tokens weigh nothing."""
         ids: list[int] = []
         weights: list[float] = []
@@ -61,7 +78,7 @@ class DialogueEncoder:
                 prompt_length = len(ids) + len(new)
             ids += new
             weights += [weight if is_answer else 0.0] * len(new)
-        return Document(ids=ids, weights=weights, prompt_length=prompt_length)
+        return Document(family=family, ids=ids, weights=weights, prompt_length=prompt_length)
 
 
 def pack(documents: Iterator[Document], rows: int, length: int, rng: random.Random, *, replay_rows: int, replay_share: float,
@@ -77,6 +94,7 @@ def pack(documents: Iterator[Document], rows: int, length: int, rng: random.Rand
         start = np.zeros((rows, length), np.int32)
         replay = np.zeros((rows, length), np.int32)
         weight = np.zeros((rows, length), np.float32)
+        placed: list[Placed] = []
         for row in range(rows):
             at = 0
             while at < length - 1:
@@ -99,10 +117,11 @@ def pack(documents: Iterator[Document], rows: int, length: int, rng: random.Rand
                 bound = max(at, at + document.prompt_length - replay_rows) if rng.random() < replay_share else at
                 replay[row, at:] = at
                 replay[row, min(bound, length) :] = bound
-                at = end + end % 2
+                placed.append(Placed(family=document.family, row=row, start=at, end=end))
+                at = end + -end % ALIGNMENT
             start[row, at:] = min(at, length - 1)
             replay[row, at:] = min(at, length - 1)
-        yield Packed(ids=ids, start=start, replay=replay, weight=weight)
+        yield Packed(ids=ids, start=start, replay=replay, weight=weight, placed=tuple(placed))
 
 
 def pad_id_of(tokenizer: Tokenizer) -> int:

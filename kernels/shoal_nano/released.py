@@ -143,7 +143,7 @@ def released_tensors(parameters: Parameters, c: NanoConfig) -> dict[str, Tensor]
 def write_release(parameters: Parameters, c: NanoConfig, folder: Path) -> int:
     """Write config.json, one shard and the index. Returns the tensors' bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in sorted(released_tensors(parameters, c).items())}
+    tensors = {name: tensor.clone().contiguous() for name, tensor in sorted(released_tensors(parameters, c).items())}
     shard = "model-00001-of-00001.safetensors"
     save_file(tensors, folder / shard, metadata={"format": "pt"})
     total = sum(t.numel() * t.element_size() for t in tensors.values())
