@@ -38,13 +38,13 @@ STAGES = {
     ),
     "final": Stage(
         mixture=Mixture(
-            shares={"text": 0.30, "recall": 0.34, "tool": 0.10, "json": 0.05, "copy": 0.06, "sort": 0.05, "arithmetic": 0.06,
-                    "reason": 0.03, "chat": 0.01},
+            shares={"text": 0.22, "recall": 0.30, "tool": 0.10, "json": 0.05, "copy": 0.06, "sort": 0.13, "arithmetic": 0.08,
+                    "reason": 0.04, "chat": 0.02},
             weights=_WEIGHTS,
         ),
         sparse_from=0.0,
         draft_from=0.0,
-        rate=0.7,
-        plateau=0.35,
+        rate=0.6,
+        plateau=0.3,
     ),
 }  # fmt: skip

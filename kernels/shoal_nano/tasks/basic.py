@@ -29,7 +29,7 @@ def copy(rng: random.Random) -> Turn:
 
 def sort(rng: random.Random) -> Turn:
     """Sort numbers or words, up or down."""
-    count = rng.randint(2, 10)
+    count = rng.randint(2, 8)
     is_down = rng.random() < 0.3
     separator = ", " if rng.random() < 0.85 else " "
     if rng.random() < 0.55:
