@@ -28,7 +28,8 @@ from shoal_nano.tokenizer import END_THINK, compressed_ids
 from shoal_nano.train import corpus_config
 from shoal_nano.weights import Parameters
 
-TEXT_PROMPT, TEXT_TOKENS = 256, 96
+TEXT_PROMPT, TEXT_TOKENS = 128, 64
+ANSWER_SLACK = 8
 SEED = 1
 
 
@@ -51,28 +52,21 @@ def accept_summary(results: list[Generated]) -> dict[str, float]:
     }
 
 
-def score_family(net: Net, w: Served, corpus: Corpus, family: str, count: int, sampling: Sampling, device: torch.device,
-                 batch: int) -> tuple[dict[str, object], list[Generated]]:  # fmt: skip
-    """Generate answers to held-out items of a family and check them."""
-    items = held_out_items(family, count, SEED)
-    encoded = []
-    for item in items:
-        document = corpus.encoder.encode(render(item.dialogue, corpus.tools), family, 1.0)
-        encoded.append((item, document.ids[: document.prompt_length], len(document.ids) - document.prompt_length))
-    encoded.sort(key=lambda x: len(x[1]))
+def score_family(net: Net, w: Served, corpus: Corpus, family: str, count: int, sampling: Sampling, device: torch.device
+                 ) -> tuple[dict[str, object], list[Generated]]:  # fmt: skip
+    """Generate answers to held-out items of a family and check them. The reference answer serves as a guess to verify."""
     results: list[Generated] = []
     right, wrong = 0, []
-    for at in range(0, len(encoded), batch):
-        part = encoded[at : at + batch]
-        budget = max(length for *_, length in part) + 8
-        done = generate(net, w, [ids for _, ids, _ in part], budget, sampling, device)
-        for (item, *_), result in zip(part, done, strict=True):
-            answer = answer_of(corpus, result.output, item.dialogue.is_thinking)
-            ok = check(item, answer)
-            right += ok
-            if not ok:
-                wrong.append({"question": item.wanted.user[-120:], "wanted": item.wanted.answer, "answer": answer})
-        results += done
+    for row, item in enumerate(held_out_items(family, count, SEED)):
+        document = corpus.encoder.encode(render(item.dialogue, corpus.tools), family, 1.0)
+        prompt, reference = document.ids[: document.prompt_length], document.ids[document.prompt_length :]
+        result = generate(net, w, prompt, len(reference) + ANSWER_SLACK, sampling, device, row=row, guess=reference)
+        answer = answer_of(corpus, result.output, item.dialogue.is_thinking)
+        is_right = check(item, answer)
+        right += is_right
+        if not is_right:
+            wrong.append({"question": item.wanted.user[-120:], "wanted": item.wanted.answer, "answer": answer})
+        results.append(result)
     return {"items": count, "right": right, "share": round(right / count, 4), "accept": accept_summary(results), "wrong": wrong[:4]}, results
 
 
@@ -80,7 +74,8 @@ def score_text(net: Net, w: Served, corpus: Corpus, count: int, sampling: Sampli
     """Draft acceptance while continuing held-out text."""
     rng = random.Random(SEED)
     prompts = [corpus.text(rng, TEXT_PROMPT, held_out=True).ids for _ in range(count)]
-    return {"prompts": count, "accept": accept_summary(generate(net, w, prompts, TEXT_TOKENS, sampling, device))}
+    done = [generate(net, w, prompt, TEXT_TOKENS, sampling, device, row=row) for row, prompt in enumerate(prompts)]
+    return {"prompts": count, "accept": accept_summary(done)}
 
 
 def load_model(corpus: Corpus, release: Path | None, training: Path | None) -> tuple[NanoConfig, Parameters, torch.Tensor]:
@@ -102,7 +97,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--items", type=int, default=40)
     parser.add_argument("--texts", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--families", default=",".join(CHECKED_FAMILIES))
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--device", default="cpu")
@@ -118,15 +112,17 @@ def main() -> None:
         for temperature in map(float, a.temperatures.split(",")):
             sampling = Sampling(temperature=temperature, seed=SEED)
             key = f"temperature {temperature:g}"
-            scores: dict[str, object] = {"text": score_text(net, w, corpus, a.texts, sampling, device)}
+            scores: dict[str, object] = {}
             report[key] = scores
             pooled: list[Generated] = []
             for family in a.families.split(","):
-                scores[family], results = score_family(net, w, corpus, family, a.items, sampling, device, a.batch)
+                scores[family], results = score_family(net, w, corpus, family, a.items, sampling, device)
                 pooled += results
                 scores["tasks accept"] = accept_summary(pooled)
                 a.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-                print(key, family, f"{time.time() - began:.0f} s", flush=True)
+                print(key, family, json.dumps(scores[family], ensure_ascii=False), f"{time.time() - began:.0f} s", flush=True)
+            scores["text"] = score_text(net, w, corpus, a.texts, sampling, device)
+            a.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     print(json.dumps(report, ensure_ascii=False), flush=True)
 
 

@@ -50,33 +50,49 @@ def _noise(sampling: Sampling, row: int, position: int, vocab: int, device: torc
     return torch.from_numpy(gumbel(sampling.seed + row, position, vocab)).float().to(device)
 
 
+def _pick(logits: Tensor, sampling: Sampling, row: int, position: int) -> int:
+    if sampling.temperature:
+        logits = logits.float() / sampling.temperature + _noise(sampling, row, position, logits.shape[-1], logits.device)
+    return int(logits.argmax())
+
+
 @torch.no_grad()
-def generate(net: Net, w: Served, prompts: list[list[int]], max_tokens: int, sampling: Sampling, device: torch.device) -> list[Generated]:
-    """Continue every prompt until EOS or `max_tokens`, then fill in the draft rounds."""
-    if not prompts:
-        return []
-    sequences = [list(p) for p in prompts]
-    sizes = [len(p) for p in prompts]
-    open_rows = list(range(len(prompts)))
-    vocab = net.config.vocab_size
-    for index in range(max_tokens):
-        ids, start, replay = _inputs([sequences[r] for r in open_rows], [sizes[r] for r in open_rows], device)
+def generate(net: Net, w: Served, prompt: list[int], max_tokens: int, sampling: Sampling, device: torch.device, *, row: int = 0,
+             guess: list[int] | None = None) -> Generated:  # fmt: skip
+    """Continue a prompt until EOS or `max_tokens`, then fill in the draft rounds.
+
+    Each pass verifies what was guessed (the reference answer first, DSpark's drafts after it), so the output is that of
+    plain decoding, whatever the guesses are. `row` separates the noise of sequences under one seed.
+    """
+    tokens, pending = list(prompt), list(guess or [])[: max_tokens - 1]
+    limit = len(prompt) + max_tokens
+    while True:
+        ids, start, replay = _inputs([tokens + pending], [len(prompt)], device)
         out = net.forward(w, ids, start, replay, sparse=True)
-        last = torch.tensor([len(sequences[r]) - 1 for r in open_rows], device=device)
-        logits = net.logits(w, out.hidden[torch.arange(len(open_rows), device=device), last]).float()
-        if sampling.temperature:
-            noise = torch.stack([_noise(sampling, r, index, vocab, device) for r in open_rows])
-            logits = logits / sampling.temperature + noise
-        for row, token in zip(open_rows, logits.argmax(-1).tolist(), strict=True):
-            sequences[row].append(token)
-        open_rows = [r for r in open_rows if sequences[r][-1] != EOS_ID]
-        if not open_rows:
+        rows = out.hidden[0, len(tokens) - 1 : len(tokens) + len(pending)]
+        for logits, drafted in zip(net.logits(w, rows), [*pending, None], strict=True):
+            tokens.append(_pick(logits, sampling, row, len(tokens) - len(prompt)))
+            if tokens[-1] != drafted or tokens[-1] == EOS_ID or len(tokens) == limit:
+                break
+        if tokens[-1] == EOS_ID or len(tokens) == limit:
             break
-    results = []
-    for row, sequence in enumerate(sequences):
-        results.append(Generated(prompt=sequence[: sizes[row]], output=sequence[sizes[row] :], accepts=[]))
-        results[-1].accepts = accept_lengths(net, w, results[-1], sampling, row, device)
-    return results
+        pending = _draft(net, w, out.features, replay, tokens, len(prompt), sampling, row)[: limit - len(tokens) - 1]
+    done = Generated(prompt=prompt, output=tokens[len(prompt) :], accepts=[])
+    done.accepts = accept_lengths(net, w, done, sampling, row, device)
+    return done
+
+
+def _draft(net: Net, w: Served, features: Tensor, replay: Tensor, tokens: list[int], prompt: int, sampling: Sampling, row: int) -> list[int]:
+    """DSpark's proposal behind the last token, which the target has not seen yet."""
+    anchor = torch.tensor([[len(tokens) - 2]], device=features.device)
+    previous = torch.tensor([[tokens[-1]]], device=features.device)
+    block = draft_blocks(net, w, features, anchor, previous, replay.gather(1, anchor))
+    drafts: list[int] = []
+    for k in range(net.config.dspark_block_size):
+        logits, _ = markov(net, w, block.hidden[:, :, k], block.base[:, :, k], previous)
+        drafts.append(_pick(logits[0, 0], sampling, row, len(tokens) + k - prompt))
+        previous = torch.full_like(previous, drafts[-1])
+    return drafts
 
 
 @torch.no_grad()
