@@ -23,20 +23,22 @@ async def ask(
 ) -> tuple[str, Usage]:
     """Stream the answer to `out` (standard output if None); returns its text and usage. Raises CliError.
 
-    Reasoning is shown dimmed on a terminal, but is not part of the text returned.
+    Reasoning is shown on a line of its own, dimmed on a terminal, and is not part of the text returned.
     """
     out = out or sys.stdout
     dim, plain = ("\x1b[2m", "\x1b[0m") if out.isatty() else ("", "")
-    text, usage = "", Usage()
+    text, usage, is_thinking = "", Usage(), False
     try:
         async with AioClient(address, api_key=api_key) as client:
             async for event in client.stream(generation(prompt, model=model, sampling=sampling), timeout_s=_TIMEOUT_S):
                 delta = event.finish.output if event.HasField("finish") else event.delta
                 if delta.reasoning_text:
-                    print(f"{dim}{delta.reasoning_text}{plain}", end="", file=out, flush=True)
+                    opening = "" if is_thinking else f"{dim}thinking: {plain}"
+                    print(f"{opening}{dim}{delta.reasoning_text}{plain}", end="", file=out, flush=True)
+                    is_thinking = True
                 if delta.text:
-                    print(delta.text, end="", file=out, flush=True)
-                    text += delta.text
+                    print("\n" * is_thinking + delta.text, end="", file=out, flush=True)
+                    text, is_thinking = text + delta.text, False
                 if event.HasField("tail"):
                     usage = event.tail.usage
     except ShoalError as error:
