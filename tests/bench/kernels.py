@@ -1,14 +1,14 @@
-"""Micro benchmark of every operation at the nano size. `bench_kernels.py [rows]` prints JSON lines."""
+"""Every operation on the CPU at the nano size, one thread."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from bench.harness import finish
 from shoal_kernels import SERVED, PagedRows, index_format, main_format, warm
 from shoal_kernels.ops import compressor, engram, hyper_connections, indexer, norm_rope, router, sampling
 from shoal_kernels.ops.cast import cast_q4ue
@@ -147,6 +147,13 @@ def _attention_operations(
     )
 
 
+def main() -> int:
+    """One row, a verify step and a batch; figures only."""
+    results = [result for rows in (1, 6, 48) for result in run(rows)]
+    for result in results:
+        print(f"{result['op']:24} {result['rows']:3} rows {result['us']:9.1f} us {result.get('gflops', '')}")
+    return finish("kernels", workload={"rows": [1, 6, 48], "threads": 1}, bars=[], figures={"operations": results})
+
+
 if __name__ == "__main__":
-    for line in run(int(sys.argv[1]) if len(sys.argv) > 1 else 6):
-        print(json.dumps(line))
+    sys.exit(main())
