@@ -52,7 +52,9 @@ def _noise(sampling: Sampling, row: int, position: int, vocab: int, device: torc
 
 def _pick(logits: Tensor, sampling: Sampling, row: int, position: int) -> int:
     if sampling.temperature:
-        logits = logits.float() / sampling.temperature + _noise(sampling, row, position, logits.shape[-1], logits.device)
+        logits = logits.float() / sampling.temperature + _noise(
+            sampling, row, position, logits.shape[-1], logits.device
+        )
     return int(logits.argmax())
 
 
@@ -82,7 +84,9 @@ def generate(net: Net, w: Served, prompt: list[int], max_tokens: int, sampling: 
     return done
 
 
-def _draft(net: Net, w: Served, features: Tensor, replay: Tensor, tokens: list[int], prompt: int, sampling: Sampling, row: int) -> list[int]:
+def _draft(
+    net: Net, w: Served, features: Tensor, replay: Tensor, tokens: list[int], prompt: int, sampling: Sampling, row: int
+) -> list[int]:
     """DSpark's proposal behind the last token, which the target has not seen yet."""
     anchor = torch.tensor([[len(tokens) - 2]], device=features.device)
     previous = torch.tensor([[tokens[-1]]], device=features.device)
@@ -96,7 +100,9 @@ def _draft(net: Net, w: Served, features: Tensor, replay: Tensor, tokens: list[i
 
 
 @torch.no_grad()
-def accept_lengths(net: Net, w: Served, done: Generated, sampling: Sampling, row: int, device: torch.device) -> list[tuple[int, int]]:
+def accept_lengths(
+    net: Net, w: Served, done: Generated, sampling: Sampling, row: int, device: torch.device
+) -> list[tuple[int, int]]:
     """Walk the output as the decode loop would and count the drafts that equal it. Drafts past the end count as refused."""
     j = net.config.dspark_block_size
     tokens, prompt = done.prompt + done.output, len(done.prompt)
@@ -112,7 +118,9 @@ def accept_lengths(net: Net, w: Served, done: Generated, sampling: Sampling, row
         logits, _ = markov(net, w, block.hidden[:, :, k], block.base[:, :, k], previous)
         if sampling.temperature:
             # The draft for position P + 2 + k is output number P + 2 + k - prompt.
-            noise = [_noise(sampling, row, p + 2 + k - prompt, net.config.vocab_size, device) for p in anchors[0].tolist()]
+            noise = [
+                _noise(sampling, row, p + 2 + k - prompt, net.config.vocab_size, device) for p in anchors[0].tolist()
+            ]
             logits = logits.float() / sampling.temperature + torch.stack(noise)
         previous = logits.argmax(-1)
         drafts.append(previous[0])

@@ -61,7 +61,11 @@ def rope_frequencies(c: NanoConfig, compressed: bool) -> Tensor:
     f = c.compress_rope_theta ** (-2 * i / rd)
 
     def turn(beta: float) -> float:
-        return rd * math.log(c.original_max_position_embeddings / (2 * math.pi * beta)) / (2 * math.log(c.compress_rope_theta))
+        return (
+            rd
+            * math.log(c.original_max_position_embeddings / (2 * math.pi * beta))
+            / (2 * math.log(c.compress_rope_theta))
+        )
 
     low, high = max(math.floor(turn(32.0)), 0), min(math.ceil(turn(1.0)), rd - 1)
     m = 1 - ((i - low) / max(high - low, 1e-3)).clamp(0, 1)
@@ -177,7 +181,16 @@ class Net:
     def _engram(self, w: Served, e: int, rows: Tensor, streams: Tensor) -> Tensor:
         values = F.embedding(rows, w[f"engram.embed.{e}"][0]).flatten(1)
         kv = self.linear(values, w["engram.wkv"][e])
-        return self.op("engram_gate", streams, kv, w["engram.q_weight"][e], w["engram.k_weight"][e], self.config.rms_norm_eps, self.nu)
+        out: Tensor = self.op(
+            "engram_gate",
+            streams,
+            kv,
+            w["engram.q_weight"][e],
+            w["engram.k_weight"][e],
+            self.config.rms_norm_eps,
+            self.nu,
+        )
+        return out
 
     def block(self, w: Served, prefix: str, layer: int, streams: Tensor, pre: Tensor, shape: tuple[int, ...],
               attend: Callable[[Tensor, Tensor], Tensor], top: int) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -193,12 +206,18 @@ class Net:
 
         def mix(kind: str) -> tuple[Tensor, Tensor, Tensor]:
             fn, scale, base = (part(f"hc_{kind}_{piece}") for piece in ("fn", "scale", "base"))
-            return self.op("mix", streams, fn, scale, base, c.hc_sinkhorn_iters, c.hc_eps, c.rms_norm_eps, nu)
+            mixed: tuple[Tensor, Tensor, Tensor] = self.op(
+                "mix", streams, fn, scale, base, c.hc_sinkhorn_iters, c.hc_eps, c.rms_norm_eps, nu
+            )
+            return mixed
 
         a_pre, post, comb = mix("attn")
         plain, cast = self.op("collapse_norm_cast", streams, pre, part("attn_norm"), c.rms_norm_eps, nu)
         o = attend(plain.unflatten(0, shape), cast.unflatten(0, shape)).flatten(0, -2)
-        groups = [self.linear(x, g) for x, g in zip(o.chunk(c.o_groups, -1), part("attn.wo_a").chunk(c.o_groups, 0), strict=True)]
+        groups = [
+            self.linear(x, g)
+            for x, g in zip(o.chunk(c.o_groups, -1), part("attn.wo_a").chunk(c.o_groups, 0), strict=True)
+        ]
         y = self.linear(self.op("q8", torch.cat(groups, -1), nu), part("attn.wo_b"))
         streams = self.op("expand", y, streams, post, comb, nu)
         f_pre, post, comb = mix("ffn")
@@ -209,7 +228,9 @@ class Net:
         streams = self.op("expand", self.linear(u, part("w2all")), streams, post, comb, nu)
         return streams, f_pre, chosen
 
-    def query(self, w: Served, prefix: str, layer: int, cast: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def query(
+        self, w: Served, prefix: str, layer: int, cast: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Q8 of the low-rank query [..., q] and the rotated heads [..., H, d]."""
         c, nu = self.config, self.nu
         raw = self.linear(cast, w[f"{prefix}.attn.wq_a"][layer])
@@ -274,7 +295,9 @@ class Net:
         cos, sin = angles
 
         def scores(rows: Tensor | slice) -> Tensor:
-            raw = self.linear(qr.detach()[:, rows], w["indexer.wq_b"][i]).unflatten(-1, (c.index_n_heads, c.index_head_dim))
+            raw = self.linear(qr.detach()[:, rows], w["indexer.wq_b"][i]).unflatten(
+                -1, (c.index_n_heads, c.index_head_dim)
+            )
             iq = self.op("index_vector", raw, cos[rows][:, None], sin[rows][:, None], nu)
             heads = self.linear(plain.detach()[:, rows], w["indexer.weights_proj"][i])
             out: Tensor = self.op("index_scores", iq, heads, keys, nu)
@@ -305,7 +328,9 @@ class Net:
         chosen = best_of(block, c.candidate_topk_blocks)
         return chosen.repeat_interleave(size, -1)[..., : score.shape[-1]]
 
-    def _divergence(self, q: Tensor, entries: Tensor, lse: Tensor, start: Tensor, ratio: int, scores: Tensor, rows: Tensor) -> Tensor:
+    def _divergence(
+        self, q: Tensor, entries: Tensor, lse: Tensor, start: Tensor, ratio: int, scores: Tensor, rows: Tensor
+    ) -> Tensor:
         """KL from the layer's attention over all visible entries (heads summed) to the softmax of the index scores."""
         with torch.no_grad():
             visible = visible_entries(start, ratio, entries.shape[1], rows)

@@ -121,7 +121,10 @@ def decode(data: Tensor, scale: Tensor | None, storage: str) -> Tensor:
         return data.float()
     factor = torch.exp2(scale.view(torch.uint8).double() - 127).float()
     if storage == "fp8":
-        return data.float() * factor.repeat_interleave(32, -1).repeat_interleave(32, -2)[..., : data.shape[-2], : data.shape[-1]]
+        return (
+            data.float()
+            * factor.repeat_interleave(32, -1).repeat_interleave(32, -2)[..., : data.shape[-2], : data.shape[-1]]
+        )
     if storage == "fp8_rows":
         return data.float() * factor.repeat_interleave(32, -1)
     codes = data.view(torch.uint8).long()

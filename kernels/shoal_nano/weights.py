@@ -85,7 +85,9 @@ def specs(c: NanoConfig) -> dict[str, Spec]:
         "compressor.norm": Spec(shape=(len(sources), h), storage="bf16", fill=1.0),
         "indexer.wk": Spec(shape=(len(sources), c.index_head_dim, h), storage="bf16", std=h**-0.5),
         "indexer.k_norm": Spec(shape=(len(sources), c.index_head_dim), storage="bf16", fill=1.0),
-        "indexer.wq_b": Spec(shape=(indexers, c.index_n_heads * c.index_head_dim, c.q_lora_rank), storage="fp8", std=c.q_lora_rank**-0.5),
+        "indexer.wq_b": Spec(
+            shape=(indexers, c.index_n_heads * c.index_head_dim, c.q_lora_rank), storage="fp8", std=c.q_lora_rank**-0.5
+        ),
         "indexer.weights_proj": Spec(shape=(indexers, c.index_n_heads, d), storage="bf16", std=0.5 * d**-0.5),
         "engram.wkv": Spec(shape=(engrams, (c.hc_mult + 1) * d, columns), storage="fp8", std=columns**-0.5),
         "engram.q_weight": Spec(shape=(engrams, c.hc_mult, d), storage="bf16", fill=1.0),
@@ -133,7 +135,17 @@ def served_weights(parameters: Parameters, c: NanoConfig, nu: Numerics) -> dict[
 
     Adds `*.w13` and `*.w2all`: gate and up matrices of all experts and the shared one in one matrix, and their down matrices.
     """
-    stacked = {"layers.", "mtp.attn", "mtp.ffn", "mtp.hc", "compressor.", "indexer.", "engram.wkv", "engram.q", "engram.k"}
+    stacked = {
+        "layers.",
+        "mtp.attn",
+        "mtp.ffn",
+        "mtp.hc",
+        "compressor.",
+        "indexer.",
+        "engram.wkv",
+        "engram.q",
+        "engram.k",
+    }
     served: dict[str, list[Tensor]] = {}
     whole: dict[str, Tensor] = {}
     for name, spec in specs(c).items():

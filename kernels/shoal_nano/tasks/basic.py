@@ -27,9 +27,9 @@ def copy(rng: random.Random) -> Turn:
     return Turn(user=ask.format(text), answer=text, reasoning="I copy the text.")
 
 
-def sort(rng: random.Random) -> Turn:
-    """Sort numbers or words, up or down."""
-    count = rng.randint(2, 8)
+def sort(rng: random.Random, most: int = 10) -> Turn:
+    """Sort 2 to `most` numbers or words, up or down."""
+    count = rng.randint(2, most)
     is_down = rng.random() < 0.3
     separator = ", " if rng.random() < 0.85 else " "
     if rng.random() < 0.55:
@@ -107,5 +107,11 @@ def reason(rng: random.Random) -> Turn:
         thought = " ".join(f"{i} {item}" for i, item in enumerate(items[: index + 1], 1))
         return Turn(user=f"What is the {place} word of this list: {shown}?", answer=items[index], reasoning=thought)
     if kind == 3:
-        return Turn(user=f"What is the last word of this list: {shown}?", answer=items[-1], reasoning=f"It ends with {items[-1]}.")
-    return Turn(user=f"Reverse this list: {shown}", answer=", ".join(reversed(items)), reasoning=f"Start with {items[-1]}.")
+        return Turn(
+            user=f"What is the last word of this list: {shown}?",
+            answer=items[-1],
+            reasoning=f"It ends with {items[-1]}.",
+        )
+    return Turn(
+        user=f"Reverse this list: {shown}", answer=", ".join(reversed(items)), reasoning=f"Start with {items[-1]}."
+    )

@@ -50,11 +50,18 @@ def _request(rng: random.Random, name: str) -> _Request:
         query = " ".join(word(rng) for _ in range(rng.randint(1, 4)))
         found = word(rng)
         ask = rng.choice(("Search for {}.", "Search the web for {}.", "Find pages about {}."))
-        return _Request(text=ask.format(query), arguments={"query": query}, result=f"found {found}", reply=f"I found {found}.")
+        return _Request(
+            text=ask.format(query), arguments={"query": query}, result=f"found {found}", reply=f"I found {found}."
+        )
     if name in ("add", "multiply"):
         total = str(number + other if name == "add" else number * other)
         ask = {"add": "Use the tool to add {} and {}.", "multiply": "Use the tool to multiply {} by {}."}[name]
-        return _Request(text=ask.format(number, other), arguments={"a": number, "b": other}, result=total, reply=f"The result is {total}.")
+        return _Request(
+            text=ask.format(number, other),
+            arguments={"a": number, "b": other},
+            result=total,
+            reply=f"The result is {total}.",
+        )
     if name == "send_message":
         person, text = rng.choice(FIRST_NAMES), " ".join(word(rng) for _ in range(rng.randint(1, 5)))
         ask = rng.choice(('Send "{1}" to {0}.', "Tell {0}: {1}", 'Send a message to {0} saying "{1}".'))
@@ -89,12 +96,16 @@ def _schema(name: str, rng: random.Random) -> dict[str, object]:
     description, parameters = _SPECS[name]
     properties: dict[str, object] = {}
     for key, kind in parameters.items():
-        properties[key] = {"type": kind} if rng.random() < 0.7 else {"type": kind, "description": f"The {key.replace('_', ' ')}."}
+        properties[key] = (
+            {"type": kind} if rng.random() < 0.7 else {"type": kind, "description": f"The {key.replace('_', ' ')}."}
+        )
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
     return {"name": name, "description": description, "parameters": schema}
 
 
-def _renamed(rng: random.Random, schema: dict[str, object], arguments: dict[str, object]) -> tuple[str, dict[str, object], dict[str, object]]:
+def _renamed(
+    rng: random.Random, schema: dict[str, object], arguments: dict[str, object]
+) -> tuple[str, dict[str, object], dict[str, object]]:
     """The same tool under an invented name, so that names must be read, not remembered."""
     name = f"{word(rng)}_{word(rng)}"
     return name, schema | {"name": name}, arguments
@@ -111,7 +122,9 @@ def tool(rng: random.Random) -> tuple[tuple[Turn, ...], tuple[dict[str, object],
         index = names.index(chosen)
         called, schemas[index], arguments = _renamed(rng, schemas[index], arguments)
     turns = [
-        Turn(user=request.text, answer="", calls=(Call(name=called, arguments=arguments),), reasoning=f"I call {called}."),
+        Turn(
+            user=request.text, answer="", calls=(Call(name=called, arguments=arguments),), reasoning=f"I call {called}."
+        ),
     ]
     if rng.random() < 0.4:
         result = request.result if rng.random() < 0.6 else json.dumps({"result": request.result})
