@@ -1,1 +1,1 @@
-"""What every process needs: rpc, errors, settings, telemetry, the bus and KV transport. No torch."""
+"""What every Shoal process needs: errors, settings, logs, telemetry, gRPC, the bus, identities. No torch."""

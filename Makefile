@@ -1,0 +1,47 @@
+# install, check, test, run. Long steps say what they do; a step that is done is not done again.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+# The first that runs: a shim may stand in the path for a version that is not there.
+BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && echo $$p && break; done)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-long check proto lock
+
+help:
+	@echo "make run         install, start the mesh, ask one question, stay up on http://127.0.0.1:8000 (ONCE=1: exit after the answer)"
+	@echo "make test        the everyday tests;  make test-long  those that take minutes"
+	@echo "make check       format, lint, types, borders, protos"
+	@echo "make proto       generate protos/gen;  make lock  write constraints.txt from .venv"
+	@echo "make bench-NAME  run tests/bench/NAME.py, write build/bench/NAME.json"
+
+install:
+	@bash deploy/install.sh "$(BASE_PYTHON)" "$(VENV)"
+
+run: install
+	@exec $(BIN)/shoal run $(if $(ONCE),--once)
+
+test: install
+	$(PYTEST) -n auto --dist loadfile -m "not long and not gpu"
+
+test-long: install
+	$(PYTEST) -m "long and not gpu"
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy protos/generate.py kernels services tests
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/buf lint
+	$(BIN)/python protos/generate.py --check
+	@bash deploy/check_breaking.sh $(BIN)/buf
+
+proto: install
+	$(BIN)/python protos/generate.py
+
+lock:
+	$(BIN)/python deploy/lock.py
+
+bench-%: install
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} PYTHONPATH=tests $(BIN)/python -P -m bench.$(subst -,_,$*)

@@ -1,0 +1,29 @@
+"""Writes constraints.txt: the exact versions of what is installed in the running environment."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+TARGET = Path(__file__).resolve().parent.parent / "constraints.txt"
+# triton comes with CUDA builds of torch only and differs by them; the others are the environment's own tools.
+_SKIPPED = {"shoal", "pip", "setuptools", "triton"}
+_HEADER = (
+    "# Exact versions for images and CI. Written by `make lock`; Python 3.11 installs torch's CPU build from these.\n"
+)
+
+
+def pins() -> list[str]:
+    """`name==version` of each installed distribution, sorted; local version parts (+cpu) are left out."""
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+        if name not in _SKIPPED and not name.startswith("nvidia-"):
+            found[name] = distribution.version.partition("+")[0]
+    return [f"{name}=={version}" for name, version in sorted(found.items())]
+
+
+if __name__ == "__main__":
+    TARGET.write_text(_HEADER + "\n".join(pins()) + "\n", encoding="utf-8")
+    print(f"{TARGET.name}: {len(pins())} versions")

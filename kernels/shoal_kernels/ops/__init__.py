@@ -1,0 +1,1 @@
+"""One folder per operation: the contract, the plain torch reference, the compiled CPU path."""

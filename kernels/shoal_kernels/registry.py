@@ -1,0 +1,117 @@
+"""The only place that chooses an implementation of an operation.
+
+The table lists implementations fastest first, the reference last, as "module:function" strings that are imported when
+chosen: importing shoal_kernels needs neither numba nor a GPU stack.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_kernels.precision import Precision
+
+logger = logging.getLogger(__name__)
+
+Kernel = Callable[..., Any]
+
+
+class BackendUnavailable(RuntimeError):
+    """The backend a caller named cannot run this operation here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One entry of the table: where it runs and which precisions it computes."""
+
+    backend: str
+    target: str
+    device_types: tuple[str, ...] | None
+    precisions: tuple[str, ...] | None
+
+    def serves(self, device_type: str, precision: Precision) -> bool:
+        """Whether this implementation is meant for the device and the precision."""
+        on_device = self.device_types is None or device_type in self.device_types
+        return on_device and (self.precisions is None or precision.name in self.precisions)
+
+
+def _entry(op: str, function: str, *precisions: str) -> tuple[Implementation, ...]:
+    module = f"shoal_kernels.ops.{op}"
+    return (
+        Implementation("cpu", f"{module}.cpu:{function}", ("cpu",), precisions or ("served",)),
+        Implementation("reference", f"{module}.reference:{function}", None, None),
+    )
+
+
+IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
+    "cast_q8": _entry("cast", "cast_q8"),
+    "cast_q4ue": _entry("cast", "cast_q4ue"),
+    "encode_records": _entry("records", "encode_records"),
+    "decode_records": _entry("records", "decode_records"),
+    "write_records": _entry("records", "write_records"),
+    "linear": _entry("linear", "linear"),
+    "rms_norm": _entry("norm_rope", "rms_norm"),
+    "rms_norm_rope": _entry("norm_rope", "rms_norm_rope"),
+    "rope": _entry("norm_rope", "rope"),
+    "mix": _entry("hyper_connections", "mix"),
+    "collapse": _entry("hyper_connections", "collapse"),
+    "collapse_norm": _entry("hyper_connections", "collapse_norm"),
+    "expand": _entry("hyper_connections", "expand"),
+    "engram_gather": _entry("engram", "engram_gather"),
+    "engram_gate": _entry("engram", "engram_gate"),
+    "pool_pairs": _entry("compressor", "pool_pairs"),
+    "route": _entry("router", "route"),
+    "experts": _entry("experts", "experts"),
+    "moe": _entry("experts", "moe"),
+    "indexer_scores": _entry("indexer", "indexer_scores"),
+    "indexer_select": _entry("indexer", "indexer_select"),
+    "sparse_attention": _entry("sparse_attention", "sparse_attention"),
+    "filter_logits": _entry("sampling", "filter_logits"),
+    "coupled_argmax": _entry("sampling", "coupled_argmax"),
+}
+
+_chosen: dict[tuple[str, str, str, str | None], Kernel] = {}
+_logged: set[str] = set()
+
+
+def resolve(op: str, device_type: str, precision: Precision, backend: str | None = None) -> Kernel:
+    """The implementation of `op` for a device type ("cpu", "cuda") and a precision.
+
+    Without `backend` the first implementation that serves them and can be imported is taken, and logged once per op. A
+    backend named by the caller is never replaced by another. Raises BackendUnavailable, KeyError for an unknown op.
+    """
+    key = (op, device_type, precision.name, backend)
+    kernel = _chosen.get(key)
+    if kernel is None:
+        kernel = _chosen[key] = _load(op, device_type, precision, backend)
+    return kernel
+
+
+def _load(op: str, device_type: str, precision: Precision, backend: str | None) -> Kernel:
+    for entry in IMPLEMENTATIONS[op]:
+        if backend is not None and entry.backend != backend:
+            continue
+        if not entry.serves(device_type, precision):
+            continue
+        module_name, _, function = entry.target.partition(":")
+        try:
+            kernel: Kernel = getattr(importlib.import_module(module_name), function)
+        except ImportError as error:
+            if backend is not None:
+                raise BackendUnavailable(f"backend {backend!r} of {op} cannot be loaded: {error}") from error
+            _log_once(op, logging.WARNING, "kernel_backend_missing", entry.backend, str(error))
+            continue
+        if backend is None:
+            _log_once(op, logging.INFO, "kernel_backend_chosen", entry.backend, precision.name)
+        return kernel
+    raise BackendUnavailable(f"no backend {backend or ''!r} of {op} for {device_type} in precision {precision.name}")
+
+
+def _log_once(op: str, level: int, event: str, backend: str, detail: str) -> None:
+    key = f"{op}/{event}/{backend}"
+    if key not in _logged:
+        _logged.add(key)
+        logger.log(level, event, extra={"op": op, "backend": backend, "detail": detail})

@@ -1,0 +1,105 @@
+"""Queries, window KV and output projection of one layer. Source: v41-flash.md sections 7.1, 7.2 and 7.5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal_kernels.ops import linear, norm_rope
+from shoal_kernels.ops.cast import cast_q4ue
+from shoal_kernels.ops.norm_rope import RopeTable
+from shoal_kernels.ops.sparse_attention import sparse_attention
+from shoal_kernels.paged_rows import PagedRows
+from shoal_kernels.precision import Precision
+from shoal_kernels.row_formats import window_format
+from torch import Tensor
+
+from shoal_model.config import ModelConfig
+from shoal_model.weights import AttentionWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """What a row asks with and offers to its window."""
+
+    q: Tensor  # [rows, heads, head_dim], rotated
+    kv: Tensor  # [rows, head_dim], rotated, dequantised Q8 in cast precisions
+    index_q: Tensor | None  # [rows, index heads, index_head_dim], rotated, dequantised Q4ue in cast precisions
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Compressed entries that rows attend to besides their window."""
+
+    entries: PagedRows
+    block_table: Tensor  # int32 [segments, max blocks]
+    row_seq: Tensor  # int32 [rows]
+    topk: Tensor  # int32 [rows, k], ascending, -1 padded
+
+
+class Attention:
+    """One layer's attention, bound to its weights and its rotary table."""
+
+    def __init__(
+        self,
+        weights: AttentionWeights,
+        config: ModelConfig,
+        precision: Precision,
+        rope: RopeTable,
+        *,
+        has_indexer: bool,
+    ) -> None:
+        self._weights = weights
+        self._config = config
+        self._precision = precision
+        self._rope = rope
+        self._has_indexer = has_indexer
+        self._scale = config.head_dim**-0.5
+        self._window_format = window_format(config.head_dim, precision)
+
+    def project(self, x: Tensor, positions: Tensor) -> Projected:
+        """Project normalised rows [rows, D] at their positions."""
+        c, w, precision = self._config, self._weights, self._precision
+        both = linear.linear(x, w.wq_a_wkv, precision=precision)
+        latent = norm_rope.rms_norm(both[:, : c.q_lora_rank], w.q_norm, c.rms_norm_eps, precision=precision)
+        heads = linear.linear(latent, w.wq_b, precision=precision)
+        split = c.num_attention_heads * c.head_dim
+        q = heads[:, :split].reshape(-1, c.num_attention_heads, c.head_dim)
+        q = norm_rope.rope(q, positions, self._rope, precision=precision)
+        index_q = None
+        if self._has_indexer:
+            index_q = heads[:, split:].reshape(-1, c.index_n_heads, c.index_head_dim)
+            index_q = norm_rope.rope(index_q, positions, self._rope, precision=precision)
+            index_q = cast_q4ue(index_q, precision=precision)
+        return Projected(q, self._window_kv(both[:, c.q_lora_rank :], positions), index_q)
+
+    def window_kv(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Window KV alone, of rows [rows, D] that need no query: [rows, head_dim]."""
+        both = linear.linear(x, self._weights.wq_a_wkv, precision=self._precision)
+        return self._window_kv(both[:, self._config.q_lora_rank :], positions)
+
+    def attend(
+        self, projected: Projected, positions: Tensor, window: Tensor, window_index: Tensor, selection: Selection | None
+    ) -> Tensor:
+        """Attention output [rows, D] over a window (values [places, head_dim], index [rows, W]) and a selection."""
+        out = sparse_attention(
+            projected.q,
+            window,
+            window_index,
+            self._weights.attn_sink,
+            self._scale,
+            positions,
+            self._rope,
+            entries=selection.entries if selection else None,
+            block_table=selection.block_table if selection else None,
+            row_seq=selection.row_seq if selection else None,
+            topk=selection.topk if selection else None,
+            precision=self._precision,
+        )
+        low_rank = linear.linear(out.flatten(1), self._weights.wo_a, precision=self._precision)
+        return linear.linear(low_rank, self._weights.wo_b, precision=self._precision)
+
+    def _window_kv(self, raw: Tensor, positions: Tensor) -> Tensor:
+        rotated = norm_rope.rms_norm_rope(
+            raw, self._weights.kv_norm, self._config.rms_norm_eps, positions, self._rope, precision=self._precision
+        )
+        return self._window_format.decode(self._window_format.encode(rotated))

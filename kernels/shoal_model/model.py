@@ -1,0 +1,195 @@
+"""One model instance: weights, paged cache, state slots, and the forwards over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from shoal_kernels.ops import linear
+from shoal_kernels.ops.norm_rope import plain_rope_table, yarn_rope_table
+from shoal_kernels.precision import SERVED, Precision
+from shoal_kernels.row_formats import index_format, main_format, window_format
+from torch import Tensor
+
+from shoal_model.backbone import Backbone
+from shoal_model.cache import ModelCache
+from shoal_model.checkpoint import Checkpoint
+from shoal_model.config import ModelConfig
+from shoal_model.draft import Anchor, Drafter, DraftHead, MarkovStep
+from shoal_model.kv_layout import KvLayout
+from shoal_model.layer_map import build_layer_map
+from shoal_model.load_weights import load_weights
+from shoal_model.pages import PagedCache
+from shoal_model.rows import HalfPlan, RowBatch, StepLimits, plan_step
+from shoal_model.state import StateSlots
+from shoal_model.trace import SILENT, Trace
+from shoal_model.weights import BackboneWeights
+
+DEFAULT_BACKTRACK = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """Final hidden rows of a step, after the last norm, in the order of its segments' outputs."""
+
+    hidden: Tensor  # [outputs, D] in the precision's dtype
+
+
+class NoDraftHead(RuntimeError):
+    """The checkpoint has no DSpark head."""
+
+
+class Model:
+    """DeepSeek-V4.1 for text over one paged cache and one set of state slots.
+
+    Not thread-safe: one thread runs steps. A row's bits depend on that row's own inputs only, in precision SERVED.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: BackboneWeights,
+        *,
+        precision: Precision = SERVED,
+        device: torch.device | str = "cpu",
+        num_blocks: int,
+        num_slots: int,
+    ) -> None:
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"device {device} is not supported: steps are planned for host memory")
+        self.config = config
+        self.precision = precision
+        self.layer_map = build_layer_map(config)
+        self._weights = weights
+        self._ratios = tuple(sorted({plan.ratio for plan in self.layer_map.layers if plan.ratio}))
+        num_layers, boundary, num_draft = config.num_hidden_layers, config.boundary, config.num_draft_blocks
+        main, index = main_format(config.head_dim, precision), index_format(config.index_head_dim, precision)
+        layout = KvLayout.build([(plan.layer, plan.ratio) for plan in self.layer_map.kv_owners], main, index)
+        pages = PagedCache(layout, main, index, num_blocks=num_blocks, device=device)
+        state = StateSlots(
+            num_slots=num_slots,
+            num_encoder=boundary,
+            num_decoder=num_layers - boundary,
+            num_draft=num_draft,
+            pair_layers=tuple(plan.layer for plan in self.layer_map.kv_owners if plan.ratio == 2),
+            window=config.sliding_window,
+            backtrack=self.backtrack,
+            head_dim=config.head_dim,
+            window_format=window_format(config.head_dim, precision),
+            dtype=precision.dtype,
+            device=device,
+        )
+        self._limits = StepLimits(
+            num_blocks=num_blocks, vocab_size=config.vocab_size, max_positions=config.max_position_embeddings
+        )
+        self.cache = ModelCache(
+            pages,
+            state,
+            encoder_layers=range(boundary),
+            decoder_layers=range(boundary, num_layers),
+            draft_layers=range(num_layers, num_layers + num_draft),
+        )
+        plain = plain_rope_table(config.qk_rope_head_dim, config.rope_theta, config.max_position_embeddings)
+        scaling = config.rope_scaling
+        compressed = yarn_rope_table(
+            config.qk_rope_head_dim,
+            config.compress_rope_theta,
+            config.max_position_embeddings,
+            factor=scaling.factor,
+            beta_fast=scaling.beta_fast,
+            beta_slow=scaling.beta_slow,
+            original_max_positions=scaling.original_max_position_embeddings,
+        )
+        self.backbone = Backbone(
+            weights,
+            config,
+            self.layer_map,
+            precision,
+            pages,
+            state,
+            plain_rope=plain,
+            compressed_rope=compressed,
+        )
+        self.drafter: Drafter | None = None
+        if weights.draft is not None and config.dspark is not None:
+            self.drafter = Drafter(weights.draft, weights, config, config.dspark, precision, state, plain)
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | Path,
+        *,
+        precision: Precision = SERVED,
+        device: torch.device | str = "cpu",
+        num_blocks: int,
+        num_slots: int,
+    ) -> Model:
+        """Read a checkpoint folder. Raises CheckpointError naming the file and the tensor or field at fault."""
+        checkpoint = Checkpoint.open(directory)
+        weights = load_weights(checkpoint, device=device)
+        return cls(
+            checkpoint.config,
+            weights,
+            precision=precision,
+            device=device,
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+        )
+
+    @property
+    def backtrack(self) -> int:
+        """B: how far a sequence may step back by position; a draft block and its anchor, at least."""
+        return max(DEFAULT_BACKTRACK, self.draft_size + 1)
+
+    @property
+    def default_replay_length(self) -> int:
+        """K: rows of a prompt's end that run the decoder half, unless a deployment says otherwise (140 as released)."""
+        return self.config.sliding_window + 2 * self.backtrack
+
+    @property
+    def draft_size(self) -> int:
+        """Draft positions per round, 0 without a draft head."""
+        return self.config.dspark.block_size if self.config.dspark else 0
+
+    def forward(self, batch: RowBatch, trace: Trace = SILENT) -> ForwardResult:
+        """Run one step: writes entries, rings and draft context of all its rows.
+
+        raises   ValueError for a malformed batch, StaleRingRead where a ring lacks a position that a row needs
+        """
+        self.cache.state.reserve(sum(len(segment.token_ids) for segment in batch.segments))
+        step = plan_step(
+            batch, self.cache.state, window=self.config.sliding_window, ratios=self._ratios, limits=self._limits
+        )
+        result = self.backbone.run(step, trace)
+        if result is None or step.decoder is None:
+            return ForwardResult(torch.empty((0, self.config.hidden_size), dtype=self.precision.dtype))
+        if self.drafter is not None and result.taps is not None:
+            self._write_draft_context(self.drafter, result.taps, step.decoder, trace)
+        trace.record("", "final_hidden", result.hidden)
+        return ForwardResult(result.hidden.index_select(0, step.output_rows))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] of final hidden rows [n, D], not rounded (float32; float64 in precision EXACT)."""
+        return linear.linear(hidden, self._weights.head, out="f32", precision=self.precision)
+
+    def draft(self, anchors: Sequence[Anchor], trace: Trace = SILENT) -> DraftHead:
+        """Hidden rows and base logits of one draft block per anchor. Raises NoDraftHead, StaleRingRead."""
+        return self._require_drafter().draft(anchors, trace)
+
+    def markov_step(self, previous: Tensor, base_logits: Tensor, hidden: Tensor) -> MarkovStep:
+        """Logits and confidence logit of one draft position, see `Drafter.markov_step`. Raises NoDraftHead."""
+        return self._require_drafter().markov_step(previous, base_logits, hidden)
+
+    def _write_draft_context(self, drafter: Drafter, taps: Tensor, half: HalfPlan, trace: Trace) -> None:
+        """For every decoder row that enters the rings, accepted or not: rejected ones are overwritten by position."""
+        write = half.window_write
+        features = drafter.features(taps.index_select(0, write.sources))
+        trace.record("", "dspark.features", features)
+        drafter.write_context(features, half.positions.index_select(0, write.sources), write.targets)
+
+    def _require_drafter(self) -> Drafter:
+        if self.drafter is None:
+            raise NoDraftHead("this checkpoint has no DSpark draft head")
+        return self.drafter

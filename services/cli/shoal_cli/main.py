@@ -1,0 +1,48 @@
+"""The `shoal` command: finds the subcommand and imports only that one.
+
+A subcommand is a module with `add_parser(subparsers)`, which adds the parser of its name, and `run(args) -> int`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from shoal_cli.errors import CliError
+
+COMMANDS = {
+    "run": ("shoal_cli.run", "start the local mesh, ask one question, stay up until Ctrl-C"),
+    "up": ("shoal_cli.up", "start the local mesh in the background"),
+    "down": ("shoal_cli.down", "stop the local mesh"),
+    "status": ("shoal_cli.status", "show the live instances and their load"),
+    "chat": ("shoal_cli.chat", "talk to the model"),
+    "model": ("shoal_cli.model", "inspect and run a checkpoint without any service"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one subcommand; returns the exit status. An error for people is one line and status 2."""
+    parser = argparse.ArgumentParser(prog="shoal", formatter_class=argparse.RawDescriptionHelpFormatter)
+    if not argv or argv[0] not in COMMANDS:
+        lines = [f"  {name:8}{text}" for name, (_, text) in COMMANDS.items()]
+        parser.epilog = "commands (shoal COMMAND --help tells more):\n" + "\n".join(lines)
+        parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND")
+        parser.parse_args(argv or ["--help"])
+        return 2
+    module = importlib.import_module(COMMANDS[argv[0]][0])
+    module.add_parser(parser.add_subparsers())
+    try:
+        status: int = module.run(parser.parse_args(argv))
+    except CliError as error:
+        print(f"shoal: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""`shoal model generate`: continue one text with a checkpoint on this machine, without any service."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TypeAlias
+
+from shoal_common.errors import MeshError
+
+# argparse names no public type for it, and this one cannot be subscripted at run time.
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add `generate` to the subcommands of `shoal model`."""
+    parser = commands.add_parser(
+        "generate",
+        help="continue a text",
+        description="Continue a text as it stands, after the beginning-of-sequence token, and print the continuation.",
+    )
+    parser.add_argument("directory", metavar="DIR", help='checkpoint folder, or "nano"')
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="text to continue")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="output tokens at most (default 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest (default 0)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
+    parser.add_argument("--seed", type=int, default=None, metavar="N", help="same seed, same text (default: drawn)")
+    parser.add_argument("--verify-width", type=int, default=5, metavar="0..5", help="drafts verified per step")
+    parser.add_argument("--threads", type=int, default=None, metavar="N")
+    parser.add_argument("--stats", action="store_true", help="print tokens, seed and accepted drafts to stderr")
+    parser.set_defaults(run_model_command=_generate)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from shoal_engine.llm import LLM
+    from shoal_engine.sampling_params import SamplingParams
+
+    try:
+        params = SamplingParams(
+            max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, seed=args.seed
+        )
+        with LLM(args.directory, max_num_seqs=1, verify_width=args.verify_width, threads=args.threads) as llm:
+            (result,) = llm.generate(args.prompt, params, decode_sequence=False)
+    except MeshError as error:
+        # One line and exit status 2, as for every other bad input of `shoal model`.
+        raise ValueError(error.message) from error
+    print(result.outputs[0].text)
+    if args.stats:
+        usage = result.usage
+        print(
+            f"{usage.prompt_tokens} prompt tokens, {usage.output_tokens} output tokens, seed {result.seed}, "
+            f"{usage.accepted_draft_tokens} of {usage.draft_tokens} drafts accepted in {usage.decode_steps} steps",
+            file=sys.stderr,
+        )
+    return 0

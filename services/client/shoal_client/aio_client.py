@@ -1,0 +1,73 @@
+"""The asyncio client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+import grpc
+from shoal.inference.v1.generation_pb2 import Generation
+from shoal.inference.v1.inference_service_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    GenerateStreamRequest,
+    GenerateStreamResponse,
+    ListModelsRequest,
+    Model,
+)
+from shoal.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
+
+from shoal_client.connection import DEFAULT_TIMEOUT_S, OPTIONS, metadata
+from shoal_client.errors import from_rpc_error
+
+
+class AioClient:
+    """One connection of one event loop. Every method raises ShoalError. Close it, or use it in `async with`."""
+
+    def __init__(self, address: str, *, api_key: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._stub = InferenceServiceStub(self._channel)
+        self._metadata = metadata(api_key)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> AioClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect; running calls are cancelled."""
+        await self._channel.close(None)
+
+    async def generate(self, generation: Generation, *, timeout_s: float | None = None) -> GenerateResponse:
+        """The whole answer, at most `timeout_s` from now. Cancelling the task cancels the request."""
+        request = GenerateRequest(generation=generation)
+        try:
+            return await self._stub.Generate(request, timeout=timeout_s or self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def stream(
+        self, generation: Generation, *, timeout_s: float | None = None
+    ) -> AsyncIterator[GenerateStreamResponse]:
+        """The answer's events as they come. Closing the iterator cancels the request."""
+        request = GenerateStreamRequest(generation=generation)
+        call = self._stub.GenerateStream(request, timeout=timeout_s or self._timeout_s, metadata=self._metadata)
+        try:
+            async for event in call:
+                yield event
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
+
+    async def models(self, *, timeout_s: float = 10.0) -> list[Model]:
+        """The models that a request sent now could name."""
+        try:
+            answer = await self._stub.ListModels(ListModelsRequest(), timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return list(answer.models)

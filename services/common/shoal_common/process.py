@@ -1,0 +1,54 @@
+"""What the `main` of every service begins with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+from opentelemetry.sdk.trace import TracerProvider
+
+from shoal_common import logs
+from shoal_common.settings import Loaded
+from shoal_common.telemetry import Metrics, configure_tracing
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Identity and telemetry of the running process."""
+
+    service: str
+    instance_id: str
+    metrics: Metrics
+    tracing: TracerProvider
+
+
+def new_instance_id(service: str) -> str:
+    """An id no other process start has: `decode_worker-5f3a...`. Valid as a NATS subject token and a KV key."""
+    return f"{service}-{secrets.token_hex(8)}"
+
+
+def begin(service: str, loaded: Loaded[Any]) -> Process:
+    """Set up logs, traces and metrics, and log the settings in force with their hash. Call once, at the start."""
+    instance_id = new_instance_id(service)
+    logs.configure(service=service, instance=instance_id, level=loaded.shared.log_level)
+    tracing = configure_tracing(service=service, instance=instance_id, otlp_endpoint=loaded.shared.otlp_endpoint)
+    metrics = Metrics()
+    metrics.info("config", "Settings in force", {"service": service, "hash": loaded.config_hash})
+    logger.info("settings", extra={"settings": dict(loaded.effective), "config_hash": loaded.config_hash})
+    return Process(service, instance_id, metrics, tracing)
+
+
+def run(process: Process, main: Coroutine[Any, Any, None]) -> None:
+    """Run `main` on a uvloop until it ends, then flush the traces."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main)
+    finally:
+        process.tracing.shutdown()

@@ -1,0 +1,27 @@
+"""gRPC as every service and client of the mesh uses it."""
+
+from shoal_common.rpc.channels import Channel, Channels, is_transport_failure
+from shoal_common.rpc.interceptors import ServerInterceptor
+from shoal_common.rpc.readiness import Readiness
+from shoal_common.rpc.server import MAX_MESSAGE_BYTES, AddressInUse, RpcServer, Service
+from shoal_common.rpc.serving import EXIT_USAGE, refused, serve
+from shoal_common.rpc.status import from_rpc_error, from_status, has_error_info, to_status
+
+__all__ = [
+    "EXIT_USAGE",
+    "MAX_MESSAGE_BYTES",
+    "AddressInUse",
+    "Channel",
+    "Channels",
+    "Readiness",
+    "RpcServer",
+    "ServerInterceptor",
+    "Service",
+    "from_rpc_error",
+    "from_status",
+    "has_error_info",
+    "is_transport_failure",
+    "refused",
+    "serve",
+    "to_status",
+]

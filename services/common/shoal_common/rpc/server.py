@@ -1,0 +1,93 @@
+"""A gRPC server as every service runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from shoal_common.rpc.health import Health
+from shoal_common.rpc.interceptors import ServerInterceptor
+from shoal_common.rpc.readiness import Readiness
+from shoal_common.telemetry import Metrics
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""A prompt of 1M tokens is 3 to 4 MiB packed, just over gRPC's own limit."""
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Two servers on one port would share the calls; an occupied port must be an error.
+    ("grpc.so_reuseport", 0),
+    # Clients ping every 10 s, also without calls; gRPC's own policy would send them away (too_many_pings).
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # And a client that vanished without a FIN is noticed in 15 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+
+
+class AddressInUse(OSError):
+    """The address cannot be listened on, most often because another process does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service of a server: `Service("shoal.decode.v1.DecodeService", add_DecodeServiceServicer_to_server, s)`."""
+
+    full_name: str
+    add: Callable[[Any, Any], None]
+    servicer: object
+
+
+class RpcServer:
+    """grpc.aio server with error mapping, health and reflection.
+
+    Use from one event loop: `address = await start()`, later `await stop(grace_s)`.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        listen_address: str,
+        readiness: Readiness,
+        metrics: Metrics,
+        has_reflection: bool = True,
+    ) -> None:
+        self._services = tuple(services)
+        self._listen_address = listen_address
+        self._has_reflection = has_reflection
+        self._health = Health([service.full_name for service in self._services], readiness)
+        self._interceptor = ServerInterceptor(metrics)
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> str:
+        """Listen and serve. Returns the address, with the real port where 0 was asked for. Raises AddressInUse."""
+        server = grpc.aio.server(interceptors=[self._interceptor], options=list(_OPTIONS))
+        for service in self._services:
+            service.add(service.servicer, server)
+        await self._health.start(server)
+        if self._has_reflection:
+            names = [service.full_name for service in self._services]
+            reflection.enable_server_reflection([*names, "grpc.health.v1.Health", reflection.SERVICE_NAME], server)
+        try:
+            port = server.add_insecure_port(self._listen_address)
+        except RuntimeError as error:
+            await self._health.stop()
+            raise AddressInUse(f"cannot listen on {self._listen_address}; is another process there?") from error
+        await server.start()
+        self._server = server
+        host = self._listen_address.rpartition(":")[0]
+        return f"{host}:{port}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Report NOT_SERVING, refuse new calls, wait at most `grace_s` for running ones, then cancel them."""
+        await self._health.stop()
+        if self._server is not None:
+            await self._server.stop(grace_s)

@@ -1,0 +1,92 @@
+"""Settings of a decode worker, and the part of them that a mock rank shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """What a decode worker and a mock rank have in common. Lengths of time in seconds.
+
+    advertised_address    host:port that others reach this worker by; empty: the one it listens on
+    beat_s               between two beats on a Frames stream
+    gateway_expiry_s     silence after which a gateway's requests are aborted
+    max_requests         Generate calls open at once
+    max_gateways         Frames streams open at once
+    drain_grace_s        from SIGTERM to the end; what then still runs is moved `drain_move_s` before
+    """
+
+    listen_address: str = "127.0.0.1:0"
+    admin_address: str = "127.0.0.1:0"
+    advertised_address: str = ""
+    beat_s: float = 1.0
+    gateway_expiry_s: float = 30.0
+    max_requests: int = 1024
+    max_gateways: int = 256
+    drain_grace_s: float = 10.0
+    drain_move_s: float = 2.0
+
+    def check(self, prefix: str) -> None:
+        """Raise ValueError with the variable's name for a value out of range."""
+        for name in ("beat_s", "gateway_expiry_s", "max_requests", "max_gateways"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"{prefix}_{name.upper()} must be positive, got {value}")
+        if not 0 <= self.drain_move_s <= self.drain_grace_s:
+            raise ValueError(f"{prefix}_DRAIN_MOVE_S must be in [0, drain_grace_s], got {self.drain_move_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeWorkerConfig(ServingConfig):
+    """SHOAL_DECODE_WORKER_<FIELD>.
+
+    model                checkpoint folder, or "nano" for the one that comes with Shoal
+    model_name           what clients call it; empty: the folder's name
+    block_count          KV blocks of 128 tokens
+    slot_count           choices that run at once
+    max_context          positions of prompt + output; 0: the model's
+    replay_length        K; 0: window + 2 * backtrack
+    step_tokens          rows of one step
+    verify_width         drafts verified per choice and step; changes the speed, never the tokens
+    threads              threads of one step; 0 leaves it to the kernels
+    local_prefill_tokens uncached prompt tokens up to which a prompt is always prefilled here
+    kv_cache_address     host:port of the kv_cache node; empty: whoever is present, the one of this host first
+    write_queue_bytes    blocks and snapshots waiting to be stored; what comes on top is dropped
+    prefill_hit_timeout_s, prefill_idle_timeout_s, prefill_timeout_s    to a prefill worker's first answer; between two
+                         of its messages; for the whole call
+    acquire_timeout_s    for Acquire and Release; pull_timeout_s, put_timeout_s, lease_s likewise
+    """
+
+    model: str = "nano"
+    model_name: str = ""
+    block_count: int = 1024
+    slot_count: int = 32
+    max_context: int = 0
+    replay_length: int = 0
+    step_tokens: int = 512
+    verify_width: int = 5
+    threads: int = 0
+    local_prefill_tokens: int = 256
+    kv_cache_address: str = ""
+    write_queue_bytes: int = 128 << 20
+    prefill_hit_timeout_s: float = 5.0
+    prefill_idle_timeout_s: float = 30.0
+    prefill_timeout_s: float = 600.0
+    acquire_timeout_s: float = 1.0
+    pull_timeout_s: float = 10.0
+    put_timeout_s: float = 30.0
+    lease_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        prefix = "SHOAL_DECODE_WORKER"
+        self.check(prefix)
+        for name in ("max_context", "replay_length", "verify_width", "threads", "local_prefill_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{prefix}_{name.upper()} must not be negative, got {getattr(self, name)}")
+        positive = ("block_count", "slot_count", "step_tokens", "write_queue_bytes")
+        times = ("acquire_timeout_s", "pull_timeout_s", "put_timeout_s", "lease_s")
+        prefill_times = ("prefill_hit_timeout_s", "prefill_idle_timeout_s", "prefill_timeout_s")
+        for name in (*positive, *times, *prefill_times):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{prefix}_{name.upper()} must be positive, got {getattr(self, name)}")

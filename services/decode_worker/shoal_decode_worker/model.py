@@ -1,0 +1,56 @@
+"""Loads the model of a decode worker. The only module here that leads to torch, and only when called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal_decode_worker.config import DecodeWorkerConfig
+from shoal_decode_worker.engine_adapter import Loaded
+from shoal_decode_worker.generation import EngineFacts
+
+if TYPE_CHECKING:
+    from shoal_engine.events import EngineSink
+
+
+def check(config: DecodeWorkerConfig) -> None:
+    """Raise ValueError, in one line, for a model that cannot be served. Reads headers only."""
+    from shoal_engine.worker_model import check_model
+
+    check_model(config.model)
+
+
+def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
+    """Load, start and warm up. Blocking: seconds, or a minute where kernels are compiled for the first time."""
+    from shoal_engine.worker_model import WorkerModelSettings, open_worker_model, warm_up
+
+    model = open_worker_model(
+        WorkerModelSettings(
+            model=config.model,
+            name=config.model_name,
+            block_count=config.block_count,
+            slot_count=config.slot_count,
+            replay_length=config.replay_length,
+            max_context=config.max_context,
+            step_tokens=config.step_tokens,
+            verify_width=config.verify_width,
+            threads=config.threads,
+        ),
+        sink,
+    )
+    warm_up(model, is_prefill_only=False)
+    return Loaded(
+        engine=model.engine,
+        facts=EngineFacts(
+            model=model.identity.model,
+            kv_id=model.identity.kv_id,
+            numerics_id=model.identity.numerics_id,
+            draft_id=model.identity.draft_id,
+            vocab_size=model.shape.vocab_size,
+            max_context=model.max_context,
+            block_count=config.block_count,
+            slot_count=config.slot_count,
+        ),
+        replay_length=model.replay_length,
+        encoder_layers=model.shape.encoder_layers,
+        window=model.shape.window,
+    )

@@ -1,0 +1,47 @@
+"""What a loaded checkpoint is called in the mesh."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from shoal_common import identity
+from shoal_model.checkpoint import Checkpoint
+from shoal_model.revision import weights_revision
+
+KERNELS = "fixed-order 1"
+"""Kernel set and version; changes with any bit of any result."""
+LAYOUT = "blocks 128, logical rows 1"
+FORMATS = "window Q8, main Q4nv, index Q4ue, weights as released"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """Name and ids of a checkpoint on this machine. `draft_id` is empty without a draft head."""
+
+    model: str
+    kv_id: str
+    numerics_id: str
+    draft_id: str
+
+
+def identify(directory: str | Path, *, name: str, replay_length: int) -> ModelIdentity:
+    """Read a checkpoint's identity. `name` is what clients say; empty takes the folder's. Raises CheckpointError."""
+    revision = weights_revision(Checkpoint.open(directory))
+    # The tokenizer and the configuration are part of the revision.
+    kv_id = identity.kv_id(weights_revision=revision.weights, layout=LAYOUT, formats=FORMATS, tokenizer="in revision")
+    numerics_id = identity.numerics_id(
+        kv_id=kv_id,
+        kernels=KERNELS,
+        accelerator=f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}",
+        parallel="1",
+        replay_mode="bounded",
+        replay_tokens=replay_length,
+        invariant=True,
+    )
+    draft_id = identity.draft_id(draft_weights_revision=revision.draft) if revision.draft else ""
+    return ModelIdentity(
+        model=name or Path(directory).resolve().name, kv_id=kv_id, numerics_id=numerics_id, draft_id=draft_id
+    )

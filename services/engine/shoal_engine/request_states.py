@@ -1,0 +1,62 @@
+"""From a request to its state: checks it against the model, and derives limits, seeds and choices. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal_common.errors import InvalidArgument
+
+from shoal_engine.acceptance import StopRule, end_after
+from shoal_engine.admission import check_capacity, check_prompt, check_token_ids
+from shoal_engine.model_port import ModelShape
+from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest
+from shoal_engine.sequence import RequestState, Sequence
+
+_PREFILL_RULE = StopRule(stop_ids=frozenset(), min_tokens=0, max_tokens=1)
+"""Of a request without output: blocks for the prompt, none for the one token that would get no KV anyway."""
+
+
+def new_state(
+    request: GenerationRequest | PrefillRequest,
+    *,
+    number: int,
+    shape: ModelShape,
+    max_context: int,
+    choice_seed: Callable[[int, int], int],
+) -> RequestState:
+    """The state of a request that holds nothing yet.
+
+    raises   PromptTooLong, TokenOutOfRange, InvalidArgument, ExceedsCapacity
+    """
+    is_generation = isinstance(request, GenerationRequest)
+    length = len(request.prompt_ids)
+    check_prompt(request.prompt_ids, vocab_size=shape.vocab_size, max_context=max_context, needs_output=is_generation)
+    if isinstance(request, PrefillRequest):
+        check_capacity(length, (ChoiceStart(),), _PREFILL_RULE, shape.block_count, shape.slot_count)
+        return RequestState(request=request, number=number, sequences=[Sequence(0)], seeds=(), rule=_PREFILL_RULE)
+    rule = StopRule.of(request.params, eos_id=shape.eos_id, room=max_context - length)
+    check_token_ids("params.stop_token_ids", sorted(request.params.stop_token_ids), shape.vocab_size)
+    check_token_ids("params.logit_bias", sorted(request.params.logit_bias), shape.vocab_size)
+    sequences = [_sequence(i, choice, rule, shape) for i, choice in enumerate(request.choices)]
+    check_capacity(length, request.choices, rule, shape.block_count, shape.slot_count)
+    return RequestState(
+        request=request,
+        number=number,
+        sequences=sequences,
+        seeds=tuple(choice_seed(request.seed, i) for i in range(len(sequences))),
+        rule=rule,
+    )
+
+
+def _sequence(index: int, choice: ChoiceStart, rule: StopRule, shape: ModelShape) -> Sequence:
+    field, output = f"choices[{index}].output_ids", list(choice.output_ids)
+    check_token_ids(field, output, shape.vocab_size)
+    if len(output) > rule.max_tokens:
+        raise InvalidArgument.at(field, f"{len(output)} tokens are more than the {rule.max_tokens} that may come")
+    sequence = Sequence(index, output=output, is_done=choice.is_finished)
+    if output and not choice.is_finished:
+        # It may have been interrupted between its last token and the word that it had ended.
+        reason = end_after(output[-1], len(output), rule)
+        if reason is not None:
+            sequence.end(reason)
+    return sequence

@@ -1,0 +1,238 @@
+"""The real model behind the engine's port: V4.1 in served precision, the coupled sampler, DSpark drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from shoal_kernels.ops.sampling import RowSampling, choice_seed, logprobs, process_logits
+from shoal_model.draft import Anchor
+from shoal_model.model import Model
+from shoal_model.sampler import SampleRow, sample
+from shoal_model.segment import RowBatch, Segment
+from torch import Tensor
+
+from shoal_engine.events import PositionLogprobs, TokenLogprob
+from shoal_engine.logical_rows import RowKind
+from shoal_engine.model_port import Draft, DraftStart, ModelShape, Sampled, TokenContext
+
+
+class ServedModel:
+    """A `StepModel` over `shoal_model.Model`. Hidden rows are [n, D] tensors."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._cache = model.cache
+        config = model.config
+        self._layers = {
+            RowKind.ENCODER_WINDOW: model.cache.encoder_layers,
+            RowKind.DECODER_WINDOW: model.cache.decoder_layers,
+            RowKind.DRAFT_WINDOW: model.cache.draft_layers,
+        }
+        self._shape = ModelShape(
+            vocab_size=config.vocab_size,
+            max_context=config.max_position_embeddings,
+            window=config.sliding_window,
+            backtrack=model.backtrack,
+            encoder_layers=config.boundary,
+            decoder_layers=config.num_hidden_layers - config.boundary,
+            draft_size=model.draft_size,
+            eos_id=config.eos_token_id,
+            pad_id=config.engram.pad_token_id if config.engram else config.pad_token_id,
+            block_count=model.cache.num_blocks - 1,
+            slot_count=model.cache.num_slots,
+            block_bytes=model.cache.block_bytes,
+            has_open_pairs=bool(model.cache.state.pair_layers),
+            hidden_bytes=2 * config.hidden_size,
+        )
+
+    @classmethod
+    def load(
+        cls, directory: str | Path, *, block_count: int, slot_count: int, device: torch.device | str = "cpu"
+    ) -> ServedModel:
+        """Read a checkpoint folder; `block_count` usable blocks. Raises CheckpointError."""
+        return cls(Model.load(directory, device=device, num_blocks=block_count + 1, num_slots=slot_count))
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._shape
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment]) -> Tensor:
+        return self._model.forward(RowBatch(segments=tuple(segments))).hidden
+
+    @torch.inference_mode()
+    def sample(self, hidden: Tensor, rows: Sequence[int], contexts: Sequence[TokenContext]) -> list[Sampled]:
+        logits = self._model.logits(hidden[list(rows)])
+        tokens = _choose(logits, contexts)
+        found = _position_logprobs(logits, tokens, contexts)
+        return [Sampled(token, found.get(i)) for i, token in enumerate(tokens)]
+
+    @torch.inference_mode()
+    def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:
+        anchors = [
+            Anchor(slot=s.slot, position=s.position, token_id=s.token_id, window_start=s.window_start) for s in starts
+        ]
+        drafted: list[list[int]] = [[] for _ in starts]
+        confidence: list[list[float]] = [[] for _ in starts]
+        head = self._model.draft(anchors)
+        previous = [s.token_id for s in starts]
+        for j in range(width):
+            step = self._model.markov_step(
+                torch.tensor(previous, dtype=torch.int64), head.base_logits[:, j], head.hidden[:, j]
+            )
+            contexts = [_ahead(start, assumed) for start, assumed in zip(starts, drafted, strict=True)]
+            previous = _choose(step.logits, contexts)
+            chances = torch.sigmoid(step.confidence_logit).tolist()
+            for i, token in enumerate(previous):
+                drafted[i].append(token)
+                confidence[i].append(chances[i])
+        return [Draft(tuple(d), tuple(c)) for d, c in zip(drafted, confidence, strict=True)]
+
+    def choice_seed(self, seed: int, choice: int) -> int:
+        return choice_seed(seed, choice)
+
+    @torch.inference_mode()
+    def hidden_to_bytes(self, hidden: Tensor, row: int) -> bytes:
+        return hidden[row].to(torch.bfloat16).view(torch.uint8).cpu().numpy().tobytes()
+
+    @torch.inference_mode()
+    def hidden_from_bytes(self, data: bytes) -> Tensor:
+        values = torch.frombuffer(bytearray(data), dtype=torch.bfloat16)
+        return values.to(self._model.precision.dtype)[None]
+
+    def clear_slot(self, slot: int) -> None:
+        self._cache.clear_slot(slot)
+
+    @torch.inference_mode()
+    def copy_slot(self, source: int, target: int) -> None:
+        self._cache.copy_slot(source, target)
+
+    @torch.inference_mode()
+    def copy_block(self, source: int, target: int) -> None:
+        self._cache.copy_block(source, target)
+
+    @torch.inference_mode()
+    def read_block(self, block: int) -> bytes:
+        return self._cache.read_block(block)
+
+    @torch.inference_mode()
+    def write_block(self, block: int, data: bytes | memoryview) -> None:
+        self._cache.write_block(block, data)
+
+    @torch.inference_mode()
+    def read_entries(self, block: int, num_tokens: int) -> bytes:
+        return self._cache.read_entries(block, num_tokens)
+
+    @torch.inference_mode()
+    def write_entries(self, block: int, num_tokens: int, data: bytes | memoryview) -> None:
+        self._cache.write_entries(block, num_tokens, data)
+
+    def window_shape(self, kind: RowKind, positions: int) -> tuple[int, ...]:
+        return (len(self._layers[kind]), positions, self._cache.window_row_bytes)
+
+    def has_window(self, slot: int, kind: RowKind, low: int, high: int) -> bool:
+        return self._cache.has_window(slot, self._layers[kind], low, high)
+
+    @torch.inference_mode()
+    def read_window(self, slot: int, kind: RowKind, low: int, high: int) -> bytes:
+        return _to_bytes(self._cache.read_window(slot, self._layers[kind], low, high))
+
+    @torch.inference_mode()
+    def write_window(self, slot: int, kind: RowKind, low: int, high: int, data: bytes | memoryview) -> None:
+        records = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(self.window_shape(kind, high - low))
+        self._cache.write_window(slot, self._layers[kind], low, records)
+
+    def open_pair_shape(self) -> tuple[int, ...]:
+        return (len(self._cache.state.pair_layers), 2, self._model.config.head_dim)
+
+    @torch.inference_mode()
+    def read_open_pair(self, slot: int, position: int) -> bytes:
+        return _to_bytes(self._cache.read_open_pair(slot, position))
+
+    @torch.inference_mode()
+    def write_open_pair(self, slot: int, position: int, data: bytes | memoryview) -> None:
+        values = torch.frombuffer(bytearray(data), dtype=torch.float32).view(self.open_pair_shape())
+        self._cache.write_open_pair(slot, position, values)
+
+
+def _to_bytes(values: Tensor) -> bytes:
+    return values.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _ahead(start: DraftStart, assumed: list[int]) -> TokenContext:
+    """What decides the draft after `assumed`."""
+    context, index = start.context, start.context.output_index + len(assumed)
+    return TokenContext(
+        spec=context.spec,
+        seed=context.seed,
+        output_index=index,
+        prompt=context.prompt,
+        output=context.output,
+        assumed=assumed,
+        banned=start.stop_ids if index < start.min_tokens else frozenset(),
+    )
+
+
+def _choose(logits: Tensor, contexts: Sequence[TokenContext]) -> list[int]:
+    rows = [
+        SampleRow(sampling=_sampling(c, logits.shape[1]), seed=c.seed, output_index=c.output_index) for c in contexts
+    ]
+    tokens: list[int] = sample(logits, rows).token_ids.tolist()
+    return tokens
+
+
+def _sampling(context: TokenContext, vocab: int, *, is_filtered: bool = True) -> RowSampling:
+    """The sampler's view of one row; without filters it is the distribution that log-probabilities are read from."""
+    spec = context.spec
+    bias_ids = bias = counts = seen = allowed = None
+    if spec.logit_bias:
+        ids = sorted(spec.logit_bias)
+        bias_ids = torch.tensor(ids, dtype=torch.int64)
+        bias = torch.tensor([spec.logit_bias[i] for i in ids], dtype=torch.float32)
+    if spec.presence_penalty or spec.frequency_penalty or spec.repetition_penalty != 1.0:
+        output = np.array([*context.output, *context.assumed], dtype=np.int64)
+        counts = torch.from_numpy(np.bincount(output, minlength=vocab).astype(np.int32))
+    if spec.repetition_penalty != 1.0:
+        seen = torch.zeros(vocab, dtype=torch.bool)
+        seen[torch.from_numpy(context.prompt)] = True
+    if context.banned:
+        allowed = torch.ones(vocab, dtype=torch.bool)
+        allowed[list(context.banned)] = False
+    return RowSampling(
+        temperature=spec.temperature,
+        top_p=spec.top_p if is_filtered else 1.0,
+        top_k=spec.top_k if is_filtered else 0,
+        min_p=spec.min_p if is_filtered else 0.0,
+        repetition_penalty=spec.repetition_penalty,
+        presence_penalty=spec.presence_penalty,
+        frequency_penalty=spec.frequency_penalty,
+        bias_ids=bias_ids,
+        bias=bias,
+        output_counts=counts,
+        prompt_seen=seen,
+        allowed=allowed,
+    )
+
+
+def _position_logprobs(
+    logits: Tensor, tokens: Sequence[int], contexts: Sequence[TokenContext]
+) -> dict[int, PositionLogprobs]:
+    """Log-probabilities where they are asked for: of the processed distribution before top-k, top-p and min-p."""
+    asked = [i for i, context in enumerate(contexts) if context.spec.top_logprobs is not None]
+    if not asked:
+        return {}
+    vocab = logits.shape[1]
+    rows = [_sampling(contexts[i], vocab, is_filtered=False) for i in asked]
+    table = logprobs(process_logits(logits[asked].to(torch.float32), rows))
+    found = {}
+    for values, i in zip(table, asked, strict=True):
+        count = min(contexts[i].spec.top_logprobs or 0, vocab)
+        best = torch.sort(values, descending=True, stable=True).indices[:count].tolist()
+        found[i] = PositionLogprobs(
+            TokenLogprob(tokens[i], float(values[tokens[i]])),
+            tuple(TokenLogprob(token, float(values[token])) for token in best),
+        )
+    return found

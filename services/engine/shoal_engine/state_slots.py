@@ -1,0 +1,34 @@
+"""State slots of one engine: one per sequence in generation."""
+
+from __future__ import annotations
+
+from shoal_engine.errors import OutOfSlots
+
+
+class SlotPool:
+    """Slot ids 0 .. slot_count - 1. Invariant: free and held slots partition these ids."""
+
+    def __init__(self, slot_count: int) -> None:
+        if slot_count < 1:
+            raise ValueError(f"slot_count must be positive, got {slot_count}")
+        self.slot_count = slot_count
+        self._free = list(range(slot_count - 1, -1, -1))
+        self._held: set[int] = set()
+
+    @property
+    def free_count(self) -> int:
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` slots. Raises OutOfSlots, then takes nothing."""
+        if count > len(self._free):
+            raise OutOfSlots(f"{count} slots wanted, {len(self._free)} free", wanted=count, free=len(self._free))
+        slots = [self._free.pop() for _ in range(count)]
+        self._held.update(slots)
+        return slots
+
+    def release(self, slot: int) -> None:
+        """Give a held slot back."""
+        assert slot in self._held, f"slot {slot} is not held"
+        self._held.remove(slot)
+        self._free.append(slot)

@@ -1,0 +1,238 @@
+"""One step: rows of many requests go in, their tokens come out, drafts for the next step are made.
+
+Plain decode is verify with zero drafts; a first token is sampled from the prompt's final hidden row; emitted tokens
+that are rerun are chunks with decode visibility. All of them are segments of one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Generic
+
+from shoal_model.segment import Segment
+
+from shoal_engine.acceptance import Accepted, accept
+from shoal_engine.events import FinishReason, PositionLogprobs, TokenEntry
+from shoal_engine.model_port import DraftStart, Hidden, Sampled, StepModel, TokenContext
+from shoal_engine.requests import GenerationRequest
+from shoal_engine.sequence import RequestState, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The last emitted token of a choice and `width` of its drafts."""
+
+    state: RequestState
+    sequence: Sequence
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """The next `count` positions of a prompt, or of emitted tokens that are rerun."""
+
+    state: RequestState
+    sequence: Sequence
+    count: int
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.sequence.frontier < self.state.prompt_length
+
+    @property
+    def completes_prompt(self) -> bool:
+        return self.sequence.frontier + self.count == self.state.prompt_length
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRow(Generic[Hidden]):
+    """A final hidden row of a prompt, from which choices take their first token."""
+
+    state: RequestState
+    hidden: Hidden
+    row: int
+
+
+def context_of(
+    state: RequestState, sequence: Sequence, assumed: SequenceOf[int] = (), *, ahead: int = 0
+) -> TokenContext:
+    """What decides the token at output index len(output) + ahead."""
+    request = state.request
+    assert isinstance(request, GenerationRequest), "only choices are sampled"
+    index = len(sequence.output) + ahead
+    return TokenContext(
+        spec=request.params,
+        seed=state.seeds[sequence.index],
+        output_index=index,
+        prompt=request.prompt_ids,
+        output=sequence.output,
+        assumed=assumed,
+        banned=state.rule.stop_ids if index < state.rule.min_tokens else frozenset(),
+    )
+
+
+class Stepper(Generic[Hidden]):
+    """Runs steps over one model and keeps the sequences' outputs, frontiers and drafts."""
+
+    def __init__(self, model: StepModel[Hidden], on_frontier: Callable[[RequestState, Sequence, int], None]) -> None:
+        """`on_frontier(state, sequence, old)` is called when a choice's frontier has moved from `old`."""
+        self._model = model
+        self._on_frontier = on_frontier
+
+    def forward(self, decodes: SequenceOf[DecodeRows], chunks: SequenceOf[ChunkRows]) -> Hidden:
+        """Run the rows. Hidden rows: 1 + width of every decode, then one of every chunk that completes a prompt."""
+        segments = [self._decode_segment(rows) for rows in decodes]
+        segments += [self._chunk_segment(rows) for rows in chunks]
+        return self._model.forward(segments)
+
+    def verify(self, decodes: SequenceOf[DecodeRows], hidden: Hidden) -> Iterator[tuple[DecodeRows, TokenEntry]]:
+        """Sample after every decode row, accept drafts, move outputs and frontiers; the new tokens of each choice."""
+        contexts = [
+            context_of(rows.state, rows.sequence, rows.sequence.drafts[:ahead], ahead=ahead)
+            for rows in decodes
+            for ahead in range(rows.width + 1)
+        ]
+        if not contexts:
+            return
+        sampled = self._model.sample(hidden, range(len(contexts)), contexts)
+        first = 0
+        for rows in decodes:
+            mine = sampled[first : first + rows.width + 1]
+            first += rows.width + 1
+            yield rows, self._apply(rows, mine)
+
+    def first_tokens(self, start: FirstRow[Hidden], fresh: SequenceOf[Sequence]) -> list[tuple[Sequence, TokenEntry]]:
+        """Sample output index 0 of every choice that has no output yet."""
+        if not fresh:
+            return []
+        state = start.state
+        contexts = [context_of(state, sequence) for sequence in fresh]
+        sampled = self._model.sample(start.hidden, [start.row] * len(fresh), contexts)
+        entries = []
+        for sequence, token in zip(fresh, sampled, strict=True):
+            outcome = accept((), [token.token_id], 0, state.rule)
+            sequence.output.append(token.token_id)
+            entries.append((sequence, self._entry(state, sequence, [token], 0, outcome.finish_reason)))
+        return entries
+
+    def draft(self, choices: SequenceOf[tuple[RequestState, Sequence]], max_width: int) -> None:
+        """Make drafts for choices whose frontier stands before their last token."""
+        starts, targets, widest = [], [], 0
+        for state, sequence in choices:
+            width = draft_cap(state, sequence, min(max_width, self._model.shape.draft_size))
+            if width:
+                starts.append(self._draft_start(state, sequence))
+                targets.append((sequence, width))
+                widest = max(widest, width)
+        if not starts:
+            return
+        for (sequence, width), made in zip(targets, self._model.draft(starts, widest), strict=True):
+            sequence.drafts = list(made.token_ids[:width])
+            sequence.confidence = made.confidence[:width]
+
+    def _decode_segment(self, rows: DecodeRows) -> Segment:
+        sequence, state = rows.sequence, rows.state
+        assert sequence.slot is not None, "decode rows hold a slot"
+        return Segment(
+            slot=sequence.slot,
+            block_table=sequence.blocks,
+            start=sequence.frontier,
+            token_ids=[sequence.output[-1], *sequence.drafts[: rows.width]],
+            lookback=state.lookback(sequence, sequence.frontier, self._model.shape.pad_id),
+            decoder_start=sequence.frontier,
+            decoder_window_start=sequence.decoder_window_start,
+            outputs=range(rows.width + 1),
+        )
+
+    def _chunk_segment(self, rows: ChunkRows) -> Segment:
+        sequence, state = rows.sequence, rows.state
+        assert sequence.slot is not None, "chunks hold a slot"
+        run = state.run if rows.is_prompt else None
+        start, end = sequence.frontier, sequence.frontier + rows.count
+        decoder_start = max(start, run.decoder_start if run else sequence.decoder_window_start)
+        return Segment(
+            slot=sequence.slot,
+            block_table=sequence.blocks,
+            start=start,
+            token_ids=state.tokens(sequence, start, end),
+            lookback=state.lookback(sequence, start, self._model.shape.pad_id),
+            encoder_start=run.encoder_start if run else 0,
+            entry_start=run.entry_start if run else 0,
+            decoder_start=decoder_start if decoder_start < end else None,
+            decoder_window_start=run.decoder_start if run else sequence.decoder_window_start,
+            outputs=(rows.count - 1,) if rows.completes_prompt else (),
+        )
+
+    def _apply(self, rows: DecodeRows, sampled: SequenceOf[Sampled]) -> TokenEntry:
+        sequence, state = rows.sequence, rows.state
+        tokens = [token.token_id for token in sampled]
+        outcome = accept(sequence.drafts[: rows.width], tokens, len(sequence.output), state.rule)
+        index, old = len(sequence.output), sequence.frontier
+        sequence.output += tokens[: outcome.emitted]
+        sequence.frontier += outcome.frontier
+        sequence.drafts, sequence.confidence = [], ()
+        self._on_frontier(state, sequence, old)
+        self._count(state, rows.width, outcome)
+        return self._entry(
+            state,
+            sequence,
+            sampled[: outcome.emitted],
+            index,
+            outcome.finish_reason,
+            verified=rows.width,
+            accepted=outcome.accepted,
+        )
+
+    def _count(self, state: RequestState, width: int, outcome: Accepted) -> None:
+        state.draft_tokens += width
+        state.accepted_tokens += outcome.accepted
+        state.decode_steps += 1
+
+    def _entry(
+        self,
+        state: RequestState,
+        sequence: Sequence,
+        sampled: SequenceOf[Sampled],
+        output_index: int,
+        reason: FinishReason | None,
+        *,
+        verified: int = 0,
+        accepted: int = 0,
+    ) -> TokenEntry:
+        logprobs: tuple[PositionLogprobs, ...] = tuple(s.logprobs for s in sampled if s.logprobs is not None)
+        cached = None if state.has_entry else state.cached_tokens
+        state.has_entry = True
+        return TokenEntry(
+            request_id=state.request.request_id,
+            attempt=state.request.attempt,
+            choice=sequence.index,
+            output_index=output_index,
+            token_ids=tuple(s.token_id for s in sampled),
+            logprobs=logprobs,
+            verified=verified,
+            accepted=accepted,
+            finish_reason=reason,
+            cached_tokens=cached,
+        )
+
+    def _draft_start(self, state: RequestState, sequence: Sequence) -> DraftStart:
+        assert sequence.slot is not None, "drafting holds a slot"
+        return DraftStart(
+            slot=sequence.slot,
+            position=sequence.frontier,
+            token_id=sequence.output[-1],
+            window_start=sequence.draft_window_start,
+            context=context_of(state, sequence),
+            stop_ids=state.rule.stop_ids,
+            min_tokens=state.rule.min_tokens,
+        )
+
+
+def draft_cap(state: RequestState, sequence: Sequence, max_width: int) -> int:
+    """Most drafts worth making: one token of the remaining ones comes without a draft."""
+    request = state.request
+    limit = request.max_width if isinstance(request, GenerationRequest) else 0
+    width = max_width if limit is None else min(max_width, limit)
+    return max(0, min(width, state.rule.max_tokens - len(sequence.output) - 1))

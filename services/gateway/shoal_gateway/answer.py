@@ -1,0 +1,193 @@
+"""What every API shape calls: open an answer, read it batch by batch, close it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Iterator
+
+from deepseek_recipe import Tokenizer
+from shoal.common.v1 import sampling_pb2
+from shoal_common import request_scope
+from shoal_common.errors import Draining
+
+from shoal_gateway.attempt import Workers
+from shoal_gateway.encode import Prepared
+from shoal_gateway.metrics import GatewayMetrics
+from shoal_gateway.output_reader import ChoiceOutput, OutputReader
+from shoal_gateway.prefix_chains import PrefixChains
+from shoal_gateway.refusals import Overloaded
+from shoal_gateway.reserve_client import ReserveClient
+from shoal_gateway.running import Running, Timeouts
+
+
+class Answer:
+    """One answer for one reader. Use as `async with`: leaving the block ends the request wherever it is."""
+
+    def __init__(self, request_id: str, prepared: Prepared) -> None:
+        self.request_id, self.prepared = request_id, prepared
+        self._changed = asyncio.Event()
+        self._reader: OutputReader
+        self._running: Running
+        self._unacknowledged: dict[int, int] = {}
+
+    def bind(self, reader: OutputReader, running: Running) -> None:
+        """Where the output comes from."""
+        self._reader, self._running = reader, running
+
+    def wake(self) -> None:
+        """There is something to read, or an error."""
+        self._changed.set()
+
+    @property
+    def is_finished(self) -> bool:
+        """All choices have been read to their end."""
+        return self._reader.is_finished
+
+    @property
+    def is_exact(self) -> bool:
+        """False if a move to other numerics may have changed tokens."""
+        return self._running.session.is_exact
+
+    def usage(self) -> sampling_pb2.Usage:
+        """What it used, up to what was read."""
+        return self._running.usage()
+
+    async def read(self, timeout_s: float) -> list[ChoiceOutput]:
+        """The next batch; empty if nothing came in `timeout_s`. Calling again says that the last one was delivered.
+
+        Call until `is_finished`. Raises the MeshError that ended the request, once everything before it is read.
+        """
+        self._acknowledge()
+        if not self._reader.has_arrived:
+            if self._running.error is not None:
+                raise self._running.error
+            self._changed.clear()
+            try:
+                # Not wait_for: that one loses a cancellation that comes together with the event.
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return []
+        outputs, ends = self._reader.read()
+        reasons = {output.choice_index: output.finish_reason for output in outputs}
+        for choice_index, end_index in ends:
+            self._running.finish_choice(choice_index, end_index, reasons[choice_index])
+        counts = self._reader.counts
+        for output in outputs:
+            self._unacknowledged[output.choice_index] = counts[output.choice_index]
+        if not outputs and self._running.error is not None:
+            raise self._running.error
+        return outputs
+
+    def close(self) -> None:
+        """The reader leaves. Safe to repeat."""
+        self._acknowledge()
+        self._running.give_up()
+
+    def _acknowledge(self) -> None:
+        for choice_index, next_index in self._unacknowledged.items():
+            self._running.taken(choice_index, next_index)
+        self._unacknowledged.clear()
+
+    async def __aenter__(self) -> Answer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Answers:
+    """Opens answers. Invariant: at most `max_in_flight` requests are held; none is accepted while draining."""
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        tokenizer: Tokenizer,
+        chains: PrefixChains,
+        reserve: ReserveClient,
+        workers: Workers,
+        timeouts: Timeouts,
+        metrics: GatewayMetrics,
+        max_in_flight: int,
+    ) -> None:
+        self._model_name, self._tokenizer, self._chains = model_name, tokenizer, chains
+        self._reserve, self._workers = reserve, workers
+        self._timeouts, self._metrics, self._max_in_flight = timeouts, metrics, max_in_flight
+        self._held: dict[str, Running] = {}
+        self._preparing = 0
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests held now, from the moment they are accepted."""
+        return len(self._held) + self._preparing
+
+    @contextlib.contextmanager
+    def accepting(self) -> Iterator[None]:
+        """Holds a place while the body is read, encoded and opened. Raises Overloaded or Draining before any of it."""
+        if self._is_draining:
+            raise Draining("the gateway is leaving", retry_after_s=1.0)
+        if self.in_flight >= self._max_in_flight:
+            raise Overloaded(
+                f"{self.in_flight} requests are in flight here", retry_after_s=1.0, max_in_flight=self._max_in_flight
+            )
+        self._preparing += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._preparing -= 1
+            self._tell_idle()
+
+    async def open(self, prepared: Prepared) -> Answer:
+        """Begin to answer an accepted request."""
+        chains = await self._chains.of_prompt(prepared.prompt_ids, prepared.user_id)
+        request_id = secrets.token_hex(16)
+        request_scope.request_id.set(request_id)
+        answer = Answer(request_id, prepared)
+        reader = OutputReader(prepared.choice_count, prepared.output, self._tokenizer)
+        running = Running(
+            request_id=request_id,
+            model=self._model_name,
+            prepared=prepared,
+            chains=chains,
+            reader=reader,
+            reserve=self._reserve,
+            workers=self._workers,
+            timeouts=self._timeouts,
+            metrics=self._metrics,
+            on_change=answer.wake,
+            on_ended=lambda: self._ended(request_id),
+        )
+        answer.bind(reader, running)
+        self._held[request_id] = running
+        self._metrics.prompt_tokens.observe(len(prepared.prompt_ids))
+        running.start()
+        return answer
+
+    def set_draining(self, is_draining: bool) -> None:
+        """Refuse new requests, or take them again."""
+        self._is_draining = is_draining
+
+    async def wait_idle(self) -> None:
+        """Return when no request is held."""
+        await self._idle.wait()
+
+    def fail_all(self) -> None:
+        """End what is left: its clients hear why."""
+        for running in list(self._held.values()):
+            running.fail(Draining("the gateway is leaving", retry_after_s=1.0))
+
+    def _ended(self, request_id: str) -> None:
+        self._held.pop(request_id, None)
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        self._metrics.in_flight.set(self.in_flight)
+        if not self.in_flight:
+            self._idle.set()

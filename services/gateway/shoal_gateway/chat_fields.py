@@ -1,0 +1,143 @@
+"""The fields of a chat body that Shoal reads itself; all others are the recipe's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_common.errors import InvalidArgument
+
+from shoal_gateway.fields import Fields
+
+RECIPE_MODEL = "DeepSeek-V4.1-Flash"
+"""The only name by which the recipe's converter knows this model, whatever it is served as."""
+MAX_CHOICES = 8
+MAX_TOKENS = 393_216
+"""The hosted API's bound on max_tokens; the context is the nearer one."""
+MAX_SEED = 2**64 - 1
+MAX_STOP_TOKENS = 64
+MAX_USER_ID_BYTES = 512
+_MAX_BIASES = 1024
+_EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids"})
+# Replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names only, and
+# leaves usage out of what it takes for a stream.
+_OURS = frozenset({"model", "n", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort", "logit_bias"})
+_OURS |= {"shoal", "stream", "stream_options"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFields:
+    """Checked values; None where the client said nothing."""
+
+    model: str
+    choice_count: int
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int | None
+    is_stream: bool
+    include_usage: bool
+    as_sent: bool
+    ignore_eos: bool
+    stop_token_ids: tuple[int, ...]
+    effort_number: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float]
+    user_id: str
+
+
+def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
+    """The fields of a chat completion request. Raises InvalidArgument, which names the field."""
+    top = Fields(body)
+    extension = top.mapping("shoal") or Fields({})
+    extension.refuse_unknown(_EXTENSION)
+    max_tokens = top.integer("max_completion_tokens", 1, MAX_TOKENS)
+    old_max_tokens = top.integer("max_tokens", 1, MAX_TOKENS)
+    ignore_eos = extension.boolean("ignore_eos")
+    options = top.mapping("stream_options")
+    model = top.text("model", 256)
+    if model is None:
+        raise InvalidArgument.at("model", "is required")
+    return ChatFields(
+        model=model,
+        choice_count=top.integer("n", 1, MAX_CHOICES) or 1,
+        seed=top.integer("seed", 0, MAX_SEED),
+        max_tokens=old_max_tokens if max_tokens is None else max_tokens,
+        min_tokens=top.integer("min_tokens", 0, MAX_TOKENS),
+        is_stream=top.boolean("stream") or False,
+        include_usage=bool(options and options.boolean("include_usage")),
+        as_sent=_is_as_sent(extension),
+        ignore_eos=bool(top.boolean("ignore_eos") if ignore_eos is None else ignore_eos),
+        stop_token_ids=tuple(extension.token_ids("stop_token_ids", vocab_size, MAX_STOP_TOKENS) or ()),
+        effort_number=_effort_number(body),
+        temperature=top.number("temperature", 0, 2),
+        top_p=top.number("top_p", 0, 1),
+        top_k=top.integer("top_k", 0, 2**31),
+        min_p=top.number("min_p", 0, 1),
+        presence_penalty=top.number("presence_penalty", -2, 2),
+        frequency_penalty=top.number("frequency_penalty", -2, 2),
+        repetition_penalty=top.number("repetition_penalty", 0.01, 100),
+        logit_bias=_logit_bias(body, vocab_size),
+        user_id=top.text("user_id", MAX_USER_ID_BYTES) or "",
+    )
+
+
+def recipe_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
+    """The body as the recipe takes it: one choice, its own model name, an effort it has a name for."""
+    inner = {key: value for key, value in body.items() if key not in _OURS}
+    inner["model"] = RECIPE_MODEL
+    if fields.max_tokens is not None:
+        inner["max_tokens"] = fields.max_tokens
+    if fields.effort_number is not None:
+        inner["reasoning_effort"] = "high"
+    elif body.get("reasoning_effort") is not None:
+        inner["reasoning_effort"] = body["reasoning_effort"]
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        inner["messages"] = [_with_known_role(message) for message in messages]
+    return inner
+
+
+def _with_known_role(message: Any) -> Any:
+    """OpenAI's `developer` is what the model was trained to see as `system`."""
+    if isinstance(message, dict) and message.get("role") == "developer":
+        return {**message, "role": "system"}
+    return message
+
+
+def _is_as_sent(extension: Fields) -> bool:
+    sampling = extension.text("sampling", 64)
+    if sampling not in (None, "as_sent"):
+        raise InvalidArgument.at(extension.name("sampling"), 'must be "as_sent"')
+    return sampling is not None
+
+
+def _effort_number(body: dict[str, Any]) -> int | None:
+    effort = body.get("reasoning_effort")
+    if isinstance(effort, int | float):
+        return Fields(body).integer("reasoning_effort", 1, 100)
+    return None
+
+
+def _logit_bias(body: dict[str, Any], vocab_size: int) -> dict[int, float]:
+    biases = body.get("logit_bias")
+    if biases is None:
+        return {}
+    if not isinstance(biases, dict):
+        raise InvalidArgument.at("logit_bias", "must be an object of token id to bias")
+    if len(biases) > _MAX_BIASES:
+        raise InvalidArgument.at("logit_bias", f"must have at most {_MAX_BIASES} entries")
+    values = Fields(biases, "logit_bias.")
+    checked = {}
+    for key in biases:
+        # isdecimal alone also takes digits of other scripts.
+        if not (len(key) <= 10 and key.isascii() and key.isdecimal() and int(key) < vocab_size):
+            raise InvalidArgument.at("logit_bias", f"keys must be token ids in [0, {vocab_size - 1}]")
+        checked[int(key)] = values.number(key, -100, 100) or 0.0
+    return checked

@@ -1,0 +1,65 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_POSITIVE = (
+    "max_in_flight",
+    "max_body_bytes",
+    "keep_alive_s",
+    "start_timeout_s",
+    "request_timeout_s",
+    "read_timeout_s",
+    "write_timeout_s",
+    "drain_grace_s",
+    "worker_silence_s",
+    "worker_standstill_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Every setting, as SHOAL_GATEWAY_<NAME>."""
+
+    http_address: str = "127.0.0.1:8000"
+    """Where HTTP is served; port 0 takes a free one."""
+    listen_address: str = "127.0.0.1:8001"
+    """Where gRPC is served."""
+    admin_address: str = "127.0.0.1:0"
+    advertised_address: str = ""
+    """What other instances call; empty: the listen address."""
+    model: str = ""
+    """Folder with config.json and tokenizer.json; empty: the model that comes with Shoal."""
+    model_name: str = "deepseek-flash"
+    model_aliases: tuple[str, ...] = ("deepseek-chat", "deepseek-reasoner", "DeepSeek-V4.1-Flash")
+    worker_model: str = ""
+    """The model that workers announce and requests are placed on; empty: any."""
+    max_in_flight: int = 1024
+    """Requests held at once; more are refused with 503."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    keep_alive_s: float = 10.0
+    """Longest silence on a stream before a comment says that we are still there."""
+    start_timeout_s: float = 600.0
+    """A request whose output has not begun by then is refused."""
+    request_timeout_s: float = 3600.0
+    read_timeout_s: float = 60.0
+    write_timeout_s: float = 60.0
+    """A client that takes nothing for so long is cut."""
+    drain_grace_s: float = 30.0
+    worker_silence_s: float = 4.0
+    """A worker without a beat for so long counts as stopped."""
+    worker_standstill_s: float = 60.0
+    """A worker that has work and makes no step for so long counts as hung."""
+    reflection: bool = True
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"SHOAL_GATEWAY_{name.upper()} must be positive, got {getattr(self, name)}")
+        for name in ("http_address", "listen_address", "admin_address"):
+            host, _, port = getattr(self, name).rpartition(":")
+            if not host or not port.isdecimal() or int(port) > 65535:
+                raise ValueError(f"SHOAL_GATEWAY_{name.upper()} must be HOST:PORT, got {getattr(self, name)!r}")
+        if not self.model_name:
+            raise ValueError("SHOAL_GATEWAY_MODEL_NAME must not be empty")

@@ -1,0 +1,188 @@
+"""From a client's request to prompt ids, sampling parameters, and how the output is to be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from deepseek_recipe import (
+    ChatCompletionRequest,
+    ConversationRequest,
+    ConversionError,
+    ConversionOptions,
+    DeepseekV41Encoding,
+    SpecialTokens,
+    Tokenizer,
+)
+from shoal.common.v1 import sampling_pb2
+from shoal_common.errors import InvalidArgument
+
+from shoal_gateway.chat_fields import ChatFields, read_chat_fields, recipe_body
+from shoal_gateway.sampling import chat_params, fit_context
+from shoal_gateway.served_model import ServedModel
+from shoal_gateway.text import OutputRecipe
+
+T = TypeVar("T")
+_LARGE_BODY_BYTES = 32 * 1024
+"""From here on encoding takes longer than a step should wait for: it goes to a thread."""
+_EFFORT_LINE = "Reasoning Effort: {} (range 1-100,"
+_EFFORT_AT = 2
+"""The line comes after begin-of-sequence and System."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request ready to be placed."""
+
+    prompt_ids: list[int]
+    params: sampling_pb2.SamplingParams
+    """Complete: seed and max_tokens are set."""
+    choice_count: int
+    user_id: str
+    output: OutputRecipe | None
+    """None where only tokens are wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedChat:
+    """A chat request and what its answer has to look like."""
+
+    request: Prepared
+    model: str
+    is_stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedConversation:
+    """A conversation as prompt ids, and how the answer to it is to be read."""
+
+    converted: ConversationRequest
+    prompt_ids: list[int]
+
+    def output(self, eos_id: int, stop_token_ids: Iterable[int]) -> OutputRecipe:
+        """How to read the output."""
+        parsing = self.converted.parsing_options
+        return OutputRecipe(
+            converted=self.converted,
+            parsing=parsing,
+            has_tools=bool(self.converted.conversation.tools) and parsing.parse_tool_calls,
+            hidden_ids=frozenset((eos_id, *stop_token_ids)),
+        )
+
+
+class Encoder:
+    """Encodes prompts for one model. Everything about the prompt's form is the recipe's.
+
+    context    tokens that prompt and output may have together; asked anew for every request
+    draw_seed  makes a seed for those who sent none
+    """
+
+    def __init__(
+        self, model: ServedModel, tokenizer: Tokenizer, *, context: Callable[[], int], draw_seed: Callable[[], int]
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._context, self._draw_seed = context, draw_seed
+        special = SpecialTokens(image=model.image_token)
+        self._options = ConversionOptions().with_special_tokens(special)
+        self._encoding = DeepseekV41Encoding().with_special_tokens(special).with_tokenizer(tokenizer)
+        self._effort_ids = tokenizer.encode(_EFFORT_LINE.format(75))
+
+    @property
+    def context_tokens(self) -> int:
+        """What prompt and output may have together now."""
+        return min(self.model.max_context_tokens, self._context())
+
+    def new_seed(self) -> int:
+        """A seed for a request that has none."""
+        return self._draw_seed()
+
+    async def chat(self, body: dict[str, Any], size_bytes: int) -> PreparedChat:
+        """`chat_now`, on a thread where the body is large. The recipe lets other threads run."""
+        if size_bytes < _LARGE_BODY_BYTES:
+            return self.chat_now(body)
+        return await asyncio.to_thread(self.chat_now, body)
+
+    def chat_now(self, body: dict[str, Any]) -> PreparedChat:
+        """A chat completion request. Raises InvalidArgument or ModelNotFound, whatever the body holds."""
+        fields = read_chat_fields(body, self.model.vocab_size)
+        self.model.check_name(fields.model)
+        conversation = self.conversation(recipe_body(body, fields), fields.effort_number)
+        converted, ids = conversation.converted, conversation.prompt_ids
+        params = chat_params(
+            fields,
+            converted.inference_options,
+            is_thinking=converted.conversation.thinking_mode,
+            max_tokens=self._max_tokens(converted, fields, len(ids)),
+            seed=self._draw_seed() if fields.seed is None else fields.seed,
+        )
+        request = Prepared(
+            prompt_ids=ids,
+            params=params,
+            choice_count=fields.choice_count,
+            user_id=fields.user_id,
+            output=conversation.output(self.model.eos_id, fields.stop_token_ids),
+        )
+        return PreparedChat(
+            request=request, model=fields.model, is_stream=fields.is_stream, include_usage=fields.include_usage
+        )
+
+    def conversation(self, body: dict[str, Any], effort_number: int | None) -> EncodedConversation:
+        """A body as the recipe takes it, encoded. Raises InvalidArgument for whatever the recipe does not like."""
+        converted = self._convert(body)
+        return EncodedConversation(converted=converted, prompt_ids=self._encode(converted, effort_number))
+
+    def raw_text(self, text: str) -> list[int]:
+        """Ids of text as it stands; spellings of special tokens become these tokens. Nothing is put in front."""
+        try:
+            return self.tokenizer.encode(text)
+        except UnicodeEncodeError as error:
+            raise InvalidArgument("the text is not valid Unicode", reason="INVALID_TEXT") from error
+
+    def _max_tokens(self, converted: ConversationRequest, fields: ChatFields, prompt_tokens: int) -> int:
+        context = self.context_tokens
+        default = fit_context(prompt_tokens, fields.max_tokens, context, context)
+        if fields.max_tokens is not None:
+            return default
+        return _of_recipe(lambda: converted.resolve_max_tokens(prompt_tokens, context))
+
+    def _convert(self, body: dict[str, Any]) -> ConversationRequest:
+        converted = _of_recipe(lambda: ChatCompletionRequest(body).convert(self._options))
+        for index, message in enumerate(converted.conversation.messages):
+            if message.image_sources:
+                raise InvalidArgument.at(
+                    f"messages[{index}].content", "images are not supported yet", reason="IMAGES_UNSUPPORTED"
+                )
+        return converted
+
+    def _encode(self, converted: ConversationRequest, effort_number: int | None) -> list[int]:
+        ids = _of_recipe(lambda: self._encoding.encode(converted.conversation))
+        if effort_number is None or not converted.conversation.thinking_mode:
+            return ids
+        # The recipe writes its tiers' numbers only; any other takes the place of the 75 it was told to write.
+        end = _EFFORT_AT + len(self._effort_ids)
+        if ids[_EFFORT_AT:end] != self._effort_ids:
+            raise RuntimeError("the recipe's prompt does not begin with its effort line")
+        return ids[:_EFFORT_AT] + self.tokenizer.encode(_EFFORT_LINE.format(effort_number)) + ids[end:]
+
+
+def _of_recipe(call: Callable[[], T]) -> T:
+    """What the recipe says to `call`. Whatever it raises about a body, the body is wrong."""
+    try:
+        return call()
+    except ConversionError as error:
+        raise InvalidArgument(_message(error)) from error
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(f"the request cannot be read: {error}") from error
+    except RuntimeError as error:
+        raise InvalidArgument(f"the messages cannot be encoded: {error}") from error
+
+
+def _message(error: ConversionError) -> str:
+    try:
+        return str(json.loads(error.body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(error)

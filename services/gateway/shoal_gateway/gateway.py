@@ -1,0 +1,116 @@
+"""The objects of one gateway and how they hang together."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from deepseek_recipe import Tokenizer
+from shoal_common.rpc import Channels, Readiness
+from shoal_common.telemetry import Metrics
+
+from shoal_gateway.answer import Answers
+from shoal_gateway.attempt import Workers
+from shoal_gateway.config import GatewayConfig
+from shoal_gateway.encode import Encoder
+from shoal_gateway.fleet import CONDITIONS, Fleet
+from shoal_gateway.frames_client import FramesClient
+from shoal_gateway.grpc_servicer import InferenceServicer
+from shoal_gateway.http.app import App
+from shoal_gateway.http.chat import ChatCompletions
+from shoal_gateway.http.exchange import Handler
+from shoal_gateway.http.health import Health
+from shoal_gateway.http.models import Models
+from shoal_gateway.http.tokens import Tokens
+from shoal_gateway.metrics import GatewayMetrics
+from shoal_gateway.prefix_chains import PrefixChains
+from shoal_gateway.reserve_client import ReserveClient
+from shoal_gateway.running import Timeouts
+from shoal_gateway.served_model import ServedModel
+
+_SEED_BITS = 53
+"""Drawn seeds survive clients whose numbers are doubles."""
+
+
+class Gateway:
+    """Everything but the listeners. Belongs to one event loop: `start`, `drain`, `close`."""
+
+    def __init__(
+        self,
+        *,
+        instance_id: str,
+        config: GatewayConfig,
+        cache_secret: str,
+        model: ServedModel,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+    ) -> None:
+        self.readiness = Readiness(*CONDITIONS)
+        counted = GatewayMetrics(metrics)
+        self._channels = Channels()
+        self._reserve = ReserveClient(gateway_id=instance_id, channels=self._channels)
+        self._frames = FramesClient(
+            gateway_id=instance_id,
+            channels=self._channels,
+            silence_s=config.worker_silence_s,
+            standstill_s=config.worker_standstill_s,
+        )
+        chains = PrefixChains(cache_secret)
+        self.fleet = Fleet(reserve=self._reserve, frames=self._frames, chains=chains, readiness=self.readiness)
+        encoder = Encoder(
+            model,
+            tokenizer,
+            context=lambda: self.fleet.context_tokens or model.max_context_tokens,
+            draw_seed=lambda: secrets.randbits(_SEED_BITS),
+        )
+        self.answers = Answers(
+            model_name=config.worker_model,
+            tokenizer=tokenizer,
+            chains=chains,
+            reserve=self._reserve,
+            workers=Workers(gateway_id=instance_id, channels=self._channels, frames=self._frames, chains=chains),
+            timeouts=Timeouts(start_s=config.start_timeout_s, total_s=config.request_timeout_s),
+            metrics=counted,
+            max_in_flight=config.max_in_flight,
+        )
+        chat = ChatCompletions(encoder, self.answers, metrics=counted, keep_alive_s=config.keep_alive_s)
+        self.app = App(
+            _routes(chat, Models(model), Tokens(encoder), Health(self.readiness)),
+            max_body_bytes=config.max_body_bytes,
+            read_timeout_s=config.read_timeout_s,
+            write_timeout_s=config.write_timeout_s,
+        )
+        self.servicer = InferenceServicer(
+            encoder, self.answers, metrics=counted, write_timeout_s=config.write_timeout_s
+        )
+
+    def start(self) -> None:
+        """Begin to watch over the streams."""
+        self._reserve.start()
+        self._frames.start()
+        self.fleet.start()
+
+    async def close(self) -> None:
+        """End all streams; what still runs is given up."""
+        await self.fleet.stop()
+        self.answers.fail_all()
+        await self._reserve.close()
+        await self._frames.close()
+        await self._channels.close()
+
+
+def _routes(
+    chat: ChatCompletions, models: Models, tokens: Tokens, health: Health
+) -> Mapping[str, Mapping[str, Handler]]:
+    return {
+        "/chat/completions": {"POST": chat},
+        "/models": {"GET": models.list_all},
+        "/models/": {"GET": models.get},
+        "/tokenize": {"POST": tokens.tokenize},
+        "/detokenize": {"POST": tokens.detokenize},
+        "/healthz": {"GET": health.alive},
+        "/health": {"GET": health.alive},
+        "/live": {"GET": health.alive},
+        "/readyz": {"GET": health.ready},
+        "/ready": {"GET": health.ready},
+    }

@@ -1,0 +1,168 @@
+"""One HTTP request and its response, on bare ASGI: bounded body, watched connection, bounded writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+from shoal_common.errors import InvalidArgument, MeshError, SlowReader
+
+from shoal_gateway.http.errors import error_body, error_headers, status_of
+from shoal_gateway.http.protocol import ABORT
+from shoal_gateway.refusals import BodyTooLarge, SlowWriter
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+_JSON = [(b"content-type", b"application/json")]
+
+
+class ClientGone(Exception):
+    """The connection is closed; nobody reads an answer."""
+
+
+class Exchange:
+    """Reads one request, writes one response. Invariant: the status line is sent at most once.
+
+    max_body_bytes    413 above it
+    read_timeout_s    a client that sends nothing of its body for so long is cut
+    write_timeout_s   a client that takes nothing for so long is cut
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        max_body_bytes: int,
+        read_timeout_s: float,
+        write_timeout_s: float,
+    ) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._max_body_bytes = max_body_bytes
+        self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
+        self._is_complete = False
+        self.has_begun = False
+
+    @property
+    def path(self) -> str:
+        """The path, unquoted."""
+        return str(self._scope["path"])
+
+    @property
+    def method(self) -> str:
+        """GET, POST, ..."""
+        return str(self._scope["method"])
+
+    def header(self, name: bytes) -> bytes:
+        """The first header of that lower-case name, or nothing."""
+        return next((value for key, value in self._scope["headers"] if key == name), b"")
+
+    async def body(self) -> bytes:
+        """The whole body. Raises BodyTooLarge or ClientGone."""
+        length = self.header(b"content-length")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            try:
+                async with asyncio.timeout(self._read_timeout_s):
+                    message = await self._receive()
+            except TimeoutError as error:
+                raise SlowWriter(f"no more of the body came in {self._read_timeout_s:g} s") from error
+            if message["type"] != "http.request":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._max_body_bytes:
+                raise self._too_large()
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def json_object(self) -> tuple[dict[str, Any], int]:
+        """The body as a JSON object, and its size in bytes. Raises InvalidArgument, BodyTooLarge or ClientGone."""
+        raw = await self.body()
+        try:
+            value = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise InvalidArgument(f"the body is not valid JSON: {error}", reason="INVALID_JSON") from error
+        if not isinstance(value, dict):
+            raise InvalidArgument("the body must be a JSON object", reason="INVALID_JSON")
+        return value, len(raw)
+
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Give the block up with ClientGone as soon as the client closes the connection. After the body is read."""
+        task = asyncio.current_task()
+        has_gone = False
+
+        async def watch() -> None:
+            nonlocal has_gone
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            # A complete response looks like a closed connection too.
+            if not self._is_complete and task is not None:
+                has_gone = True
+                task.cancel()
+
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if has_gone and task is not None and task.uncancel() == 0:
+                raise ClientGone from None
+            raise
+        finally:
+            watcher.cancel()
+
+    async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """A whole response at once."""
+        fields = [*(headers if headers is not None else _JSON), (b"content-length", str(len(body)).encode())]
+        self.has_begun = self._is_complete = True
+        await self._send({"type": "http.response.start", "status": status, "headers": fields})
+        await self._bounded_send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def begin_events(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Status 200 and the head of an event stream."""
+        self.has_begun = True
+        fields = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), *headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": fields})
+
+    async def write(self, data: bytes, *, is_last: bool = False) -> None:
+        """More of the body; waits while the client is behind. Raises SlowReader."""
+        self._is_complete = is_last
+        await self._bounded_send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def abort(self) -> None:
+        """Drop the connection, whatever is still unsent."""
+        extension = self._scope.get("extensions", {}).get(ABORT)
+        if extension is not None:
+            extension["call"]()
+            # The server hears of it on the loop's next turn, and then no longer misses the rest of the response.
+            await asyncio.sleep(0)
+
+    async def fail(self, error: MeshError) -> None:
+        """The error as a response of its own."""
+        await self.respond(status_of(error), error_body(error), error_headers(error))
+
+    async def _bounded_send(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._send(message)
+        except TimeoutError as error:
+            raise SlowReader(
+                f"the client took nothing for {self._write_timeout_s:g} s", timeout_s=self._write_timeout_s
+            ) from error
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the body is over {self._max_body_bytes} bytes", max_body_bytes=self._max_body_bytes)
+
+
+Handler = Callable[[Exchange], Awaitable[None]]

@@ -1,0 +1,99 @@
+"""uvicorn's HTTP protocol with bounds: size of the head, time for the head, errors as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+ABORT = "shoal.abort"
+"""Scope extension: how to drop the connection without waiting for the client."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers together."""
+MAX_HEADERS = 128
+HEAD_TIMEOUT_S = 30.0
+"""From the first byte (or the connection, for the first request) to the end of the headers."""
+
+
+class HeadTooLarge(Exception):
+    """The parser turns it into an error of its own; `_refuse` knows better."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._is_head_too_large = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A client connected."""
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client left, or was cut."""
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._head_bytes = 0
+        if self._head_timer is None:
+            self._start_head_timer()
+        super().on_message_begin()
+        # Closing waits for the client to take what is buffered; one that never reads can only be aborted.
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request line."""
+        self._grow(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self._grow(len(name) + len(value) + 4)
+        if len(self.headers) >= MAX_HEADERS:
+            self._is_head_too_large = True
+            raise HeadTooLarge
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is over."""
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, and close."""
+        status, code = (b"431 Request Header Fields Too Large", "headers_too_large")
+        if not self._is_head_too_large:
+            status, code = b"400 Bad Request", "invalid_http"
+        else:
+            msg = f"the head of the request is over {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers"
+        error = {"message": msg, "type": "invalid_request_error", "param": None, "code": code}
+        body = orjson.dumps({"error": error})
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()
+
+    def _grow(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._is_head_too_large = True
+            raise HeadTooLarge
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        self.transport.close()

@@ -1,0 +1,146 @@
+"""From what a client asked for to the parameters that a worker samples with."""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal, get_args
+
+from deepseek_recipe import InferenceOptions
+from shoal.common.v1 import sampling_pb2
+from shoal_common.errors import InvalidArgument
+
+from shoal_gateway.chat_fields import MAX_STOP_TOKENS, ChatFields
+from shoal_gateway.refusals import ContextLengthExceeded
+
+_Field = Literal[
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+]
+_ECHOED: tuple[_Field, ...] = get_args(_Field)
+_RANGES: dict[_Field, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+
+
+def chat_params(
+    fields: ChatFields, recipe: InferenceOptions, *, is_thinking: bool, max_tokens: int, seed: int
+) -> sampling_pb2.SamplingParams:
+    """Parameters of a chat request.
+
+    The recipe rewrites sampling as the hosted API does; while the model thinks, that API also ignores penalties and
+    the like without a word. `as_sent` takes everything as the client sent it.
+    """
+    params = sampling_pb2.SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=fields.ignore_eos)
+    params.stop_token_ids.extend(fields.stop_token_ids)
+    if fields.min_tokens:
+        params.min_tokens = min(fields.min_tokens, max_tokens)
+    if recipe.logprobs:
+        params.top_logprobs = recipe.top_logprobs or 0
+    if fields.as_sent:
+        params.temperature = 1.0 if fields.temperature is None else fields.temperature
+        params.top_p = 1.0 if fields.top_p is None else fields.top_p
+    else:
+        params.temperature = _double(recipe.temperature, fields.temperature)
+        params.top_p = _double(recipe.top_p, fields.top_p)
+    if params.top_p == 0.0:
+        # Zero keeps the best token alone, which is what the smallest positive value keeps too.
+        params.top_p = 1e-9
+    if fields.as_sent or not is_thinking:
+        _extras(params, fields)
+    return params
+
+
+def _extras(params: sampling_pb2.SamplingParams, fields: ChatFields) -> None:
+    for name in ("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        value = getattr(fields, name)
+        if value is not None:
+            setattr(params, name, value)
+    params.logit_bias.update(fields.logit_bias)
+
+
+def check_params(params: sampling_pb2.SamplingParams, *, vocab_size: int, path: str) -> None:
+    """Raises InvalidArgument for values outside of what SamplingParams promises. Absent fields are fine."""
+    for name, (low, high) in _RANGES.items():
+        value = getattr(params, name)
+        if params.HasField(name) and not low <= value <= high:
+            raise InvalidArgument.at(f"{path}{name}", f"must be in [{low}, {high}], got {value}")
+    if params.HasField("top_p") and params.top_p == 0.0:
+        raise InvalidArgument.at(f"{path}top_p", "must be above 0")
+    if params.HasField("max_tokens") and params.max_tokens < 1:
+        raise InvalidArgument.at(f"{path}max_tokens", "must be at least 1")
+    if params.HasField("top_logprobs") and params.top_logprobs > 20:
+        raise InvalidArgument.at(f"{path}top_logprobs", f"must be in [0, 20], got {params.top_logprobs}")
+    if len(params.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidArgument.at(f"{path}stop_token_ids", f"must have at most {MAX_STOP_TOKENS} entries")
+    for index, token_id in enumerate(params.stop_token_ids):
+        _check_token(token_id, vocab_size, f"{path}stop_token_ids[{index}]")
+    for token_id, bias in params.logit_bias.items():
+        _check_token(token_id, vocab_size, f"{path}logit_bias")
+        if not -100 <= bias <= 100:
+            raise InvalidArgument.at(f"{path}logit_bias", f"must be in [-100, 100], got {bias}")
+
+
+def _check_token(token_id: int, vocab_size: int, path: str) -> None:
+    if token_id >= vocab_size:
+        raise InvalidArgument.at(
+            path,
+            f"must be a token id in [0, {vocab_size - 1}], got {token_id}",
+            reason="TOKEN_OUT_OF_RANGE",
+        )
+
+
+def check_prompt_ids(ids: list[int], *, vocab_size: int, path: str) -> None:
+    """Raises InvalidArgument if the prompt is empty or has an id outside of the vocabulary."""
+    if not ids:
+        raise InvalidArgument.at(path, "must hold at least one token id")
+    if max(ids) >= vocab_size:
+        index = next(position for position, token_id in enumerate(ids) if token_id >= vocab_size)
+        _check_token(ids[index], vocab_size, f"{path}[{index}]")
+
+
+def fit_context(prompt_tokens: int, wanted: int | None, default: int, context: int) -> int:
+    """Output tokens a choice may have: `wanted`, else `default` lowered to the room left.
+
+    Raises ContextLengthExceeded if the prompt, or the prompt and what was asked for, does not fit `context`.
+    """
+    total = prompt_tokens + (1 if wanted is None else wanted)
+    if total > context:
+        asked = "" if wanted is None else f" and {wanted} for the output"
+        raise ContextLengthExceeded(
+            f"this model's context has {context} tokens, the request needs {prompt_tokens} for the prompt{asked}",
+            context_tokens=context,
+            prompt_tokens=prompt_tokens,
+            max_tokens=wanted or "default",
+        )
+    return min(default, context - prompt_tokens) if wanted is None else wanted
+
+
+def applied(params: sampling_pb2.SamplingParams) -> dict[str, float | int | bool]:
+    """What was applied, for the client: all that is set, the seed apart."""
+    return {name: getattr(params, name) for name in _ECHOED if params.HasField(name)}
+
+
+def _double(single: float | None, sent: float | None) -> float:
+    """The recipe computes in single precision; the client's own double, or the shortest decimal, means the same."""
+    if single is None:
+        return 1.0
+    if sent is not None and struct.unpack("f", struct.pack("f", sent))[0] == single:
+        return sent
+    for digits in range(1, 10):
+        short = float(f"{single:.{digits}g}")
+        if struct.unpack("f", struct.pack("f", short))[0] == single:
+            return short
+    return single

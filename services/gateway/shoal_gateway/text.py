@@ -1,0 +1,170 @@
+"""From output tokens to text: detokenised, parsed into reasoning, content and tool calls, ended at stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import orjson
+from deepseek_recipe import (
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    Conversation,
+    ConversationRequest,
+    InferenceChunk,
+    InferenceFinishReason,
+    ModelVersion,
+    ParsingOptions,
+    SpecialToken,
+    SpecialTokens,
+    StreamProcessor,
+    Tokenizer,
+)
+from shoal.common.v1 import sampling_pb2, tokens_pb2
+
+from shoal_gateway.journal import FinishReason
+
+_LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot carry."""
+_NEVER = "\ue000\ue001shoal\ue002"
+"""Private-use characters: the parser drops the end of a thought even where none is expected, so it gets no name."""
+_CALLS_END = "</{dsml} calls>"
+_WIRE_REASONS = {
+    "length": sampling_pb2.FINISH_REASON_LENGTH,
+    "tool_calls": sampling_pb2.FINISH_REASON_TOOL_CALLS,
+}
+_REASONS = {sampling_pb2.FINISH_REASON_LENGTH: InferenceFinishReason.Length}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRecipe:
+    """How the output of a request becomes text: what the converter said, and which tokens are no text."""
+
+    converted: ConversationRequest
+    parsing: ParsingOptions
+    has_tools: bool
+    hidden_ids: frozenset[int]
+    """The end-of-sequence token and the stop tokens: they end a choice or, with ignore_eos, mean nothing."""
+
+
+def plain_recipe(stop: Sequence[str], hidden_ids: frozenset[int]) -> OutputRecipe:
+    """Text as it stands: no reasoning, no tool calls."""
+    return OutputRecipe(
+        converted=ConversationRequest(Conversation(thinking_mode=False), ModelVersion.DeepseekV41Flash),
+        parsing=ParsingOptions(
+            parse_tool_calls=False, stop_sequences=list(stop), special_tokens=SpecialTokens(thinking_end=_NEVER)
+        ),
+        has_tools=False,
+        hidden_ids=hidden_ids,
+    )
+
+
+def detokenize(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of any token ids, special tokens spelled out; bytes of an unfinished last character are left out."""
+    text = ChoiceText(plain_recipe([], frozenset()), tokenizer)
+    chunks = text.begin() + text.push(token_ids, []).chunks + text.finish(sampling_pb2.FINISH_REASON_STOP)
+    return "".join(orjson.loads(chunk.to_json())["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What some tokens became."""
+
+    chunks: list[ChatCompletionChunk] = field(default_factory=list)
+    kept_count: int = 0
+    """Leading tokens of those pushed that belong to the output."""
+    has_ended: bool = False
+    """The text ended by itself after them: a stop string, or a complete set of tool calls."""
+
+
+class ChoiceText:
+    """The text of one choice. Same text however the tokens are split into pushes; tokens after the end are refused.
+
+    The recipe gets one token at a time: of several it holds back all while the last is half a character, and a stop
+    or the end of the tool calls may lie between any two of them.
+    """
+
+    def __init__(self, recipe: OutputRecipe, tokenizer: Tokenizer) -> None:
+        # Ids and names are put in by whoever writes the answer: they are the same for all choices.
+        generator = ChatCompletionRequest.chunk_generator(recipe.converted, "", "")
+        self._processor = StreamProcessor(generator, recipe.parsing, tokenizer)
+        self._tokenizer = tokenizer
+        self._hidden_ids = recipe.hidden_ids
+        self._has_tools = recipe.has_tools
+        self._calls = _CallsEnd(recipe.parsing, tokenizer) if recipe.parsing.starts_in_tool_calls else None
+        self.reasoning_tokens = 0
+        self.end_reason: FinishReason = sampling_pb2.FINISH_REASON_UNSPECIFIED
+        self._parsing = recipe.parsing
+
+    def begin(self) -> list[ChatCompletionChunk]:
+        """The first chunk, which names the role. Call once, first."""
+        return self._processor.push(InferenceChunk.ready())  # type: ignore[return-value]
+
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs]) -> Progress:
+        """Take more tokens; `logprobs` is empty or has one element per token."""
+        progress = Progress()
+        for index, token_id in enumerate(token_ids):
+            if token_id not in self._hidden_ids:
+                self._push_one(token_id, logprobs[index : index + 1], progress)
+            progress.kept_count += 1
+            if progress.has_ended:
+                break
+        return progress
+
+    def finish(self, reason: FinishReason) -> list[ChatCompletionChunk]:
+        """The worker ended the choice: what is still held back, and the chunk with the finish reason."""
+        chunks = self._processor.push(InferenceChunk.finish(_REASONS.get(reason, InferenceFinishReason.Stop)))
+        chunks += self._processor.finish()
+        self._ended(chunks)  # type: ignore[arg-type]
+        return chunks  # type: ignore[return-value]
+
+    def _push_one(self, token_id: int, logprobs: Sequence[tokens_pb2.PositionLogprobs], progress: Progress) -> None:
+        chunks = self._processor.push(_tokens_chunk([token_id], logprobs))
+        progress.chunks += chunks  # type: ignore[arg-type]
+        if self._processor.finished:
+            progress.has_ended = True
+            self._ended(progress.chunks)
+        elif self._calls is not None:
+            if self._calls.completes(token_id):
+                progress.chunks += self.finish(sampling_pb2.FINISH_REASON_STOP)
+                progress.has_ended = True
+        elif self._has_tools and any('"tool_calls":[' in chunk.to_json() for chunk in chunks):
+            self._calls = _CallsEnd(self._parsing, self._tokenizer)
+
+    def _ended(self, chunks: Sequence[ChatCompletionChunk]) -> None:
+        """The last chunk tells why, and how many tokens were reasoning."""
+        last = orjson.loads(chunks[-1].to_json())
+        details = (last["usage"] or {}).get("completion_tokens_details") or {}
+        self.reasoning_tokens = int(details.get("reasoning_tokens") or 0)
+        self.end_reason = _WIRE_REASONS.get(last["choices"][0]["finish_reason"], sampling_pb2.FINISH_REASON_STOP)
+
+
+class _CallsEnd:
+    """Looks for the end of the block of tool calls from its first call on: the parser waits for the model to stop."""
+
+    def __init__(self, parsing: ParsingOptions, tokenizer: Tokenizer) -> None:
+        self._tag = _CALLS_END.format(dsml=parsing.special_tokens.token(SpecialToken.Dsml))
+        plain = plain_recipe([], frozenset())
+        generator = ChatCompletionRequest.chunk_generator(plain.converted, "", "")
+        self._processor = StreamProcessor(generator, plain.parsing, tokenizer)
+        self._processor.push(InferenceChunk.ready())
+        self._tail = ""
+
+    def completes(self, token_id: int) -> bool:
+        """Take the next token; True if the tag is complete with it."""
+        for chunk in self._processor.push(InferenceChunk.tokens([token_id])):
+            self._tail += orjson.loads(chunk.to_json())["choices"][0]["delta"].get("content") or ""
+        found = self._tag in self._tail
+        self._tail = self._tail[-len(self._tag) :]
+        return found
+
+
+def _tokens_chunk(token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs]) -> InferenceChunk:
+    if not logprobs:
+        return InferenceChunk.tokens(token_ids)
+    return InferenceChunk.tokens(token_ids, [_logprob(one) for one in logprobs])
+
+
+def _logprob(one: tokens_pb2.PositionLogprobs) -> tuple[float, list[tuple[int, float]]]:
+    top = [(each.token_id, max(each.logprob, _LOWEST_LOGPROB)) for each in one.top]
+    return max(one.emitted.logprob, _LOWEST_LOGPROB), top

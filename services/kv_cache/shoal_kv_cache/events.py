@@ -1,0 +1,62 @@
+"""Tells the bus what changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from shoal.kv_cache.v1 import events_pb2 as pb
+from shoal_common import subjects
+from shoal_common.bus import Bus
+
+from shoal_kv_cache.core.changes import Changes
+from shoal_kv_cache.core.entries import Key, Kind
+
+logger = logging.getLogger(__name__)
+
+_MAX_PENDING = 4096
+
+
+class EventStream:
+    """Numbers changes from 1 without gaps and publishes them in order. Readers that miss some ask for the list.
+
+    The queue is bounded: past it events are dropped with their numbers, which is a gap like any other.
+    """
+
+    def __init__(self, bus: Bus, *, mesh: str, instance_id: str) -> None:
+        self._bus = bus
+        self._subject = subjects.kv_events(mesh, instance_id)
+        self._instance_id = instance_id
+        self._queue: asyncio.Queue[pb.KvEvent] = asyncio.Queue(_MAX_PENDING)
+        self.sequence_number = 0
+        self.dropped_count = 0
+
+    def emit(self, changes: Changes) -> None:
+        """Queues one event for what became visible or stopped being so."""
+        if not changes.stored and not changes.removed:
+            return
+        self.sequence_number += 1
+        event = pb.KvEvent(
+            instance_id=self._instance_id,
+            sequence_number=self.sequence_number,
+            stored_blocks=_hashes(changes.stored, Kind.BLOCK),
+            removed_blocks=_hashes(changes.removed, Kind.BLOCK),
+            stored_snapshots=_hashes(changes.stored, Kind.SNAPSHOT),
+            removed_snapshots=_hashes(changes.removed, Kind.SNAPSHOT),
+        )
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            self.dropped_count += 1
+
+    async def run(self) -> None:
+        """Publishes until cancelled. What cannot be sent is lost, and shows as a gap."""
+        while True:
+            event = await self._queue.get()
+            if not await self._bus.publish(self._subject, event.SerializeToString()):
+                self.dropped_count += 1
+
+
+def _hashes(keys: Sequence[Key], kind: Kind) -> list[bytes]:
+    return [key.block_hash for key in keys if key.kind is kind]

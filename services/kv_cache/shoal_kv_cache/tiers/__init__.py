@@ -1,0 +1,1 @@
+"""Where payload bytes lie."""

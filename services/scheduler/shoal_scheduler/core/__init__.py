@@ -1,0 +1,1 @@
+"""The scheduler's decisions: no I/O, no clock, no randomness."""

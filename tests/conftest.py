@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from support.nats_server import NatsServer
+
+# The seed of a property comes from its test, so that a failure on one machine is one on all; a shared machine is slow.
+hypothesis.settings.register_profile("shoal", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("shoal")
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A running nats-server of this test's own."""
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    yield server
+    server.stop()

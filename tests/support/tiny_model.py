@@ -1,0 +1,53 @@
+"""The golden tiny model, loaded once per test process, and its recorded tensors."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from shoal_kernels.precision import SERVED, Precision
+from shoal_model.checkpoint import Checkpoint
+from shoal_model.load_weights import load_weights
+from shoal_model.model import Model
+from shoal_model.weights import BackboneWeights
+from torch import Tensor
+
+# Tensors this small lose more by threads than they gain, above all beside other test processes.
+torch.set_num_threads(1)
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "data"
+TINY = GOLDEN / "tiny"
+WINDOW, BACKTRACK, REPLAY = 16, 6, 24
+
+
+@cache
+def _checkpoint() -> Checkpoint:
+    return Checkpoint.open(TINY)
+
+
+@cache
+def tiny_weights() -> BackboneWeights:
+    """Weights of the tiny checkpoint; read-only."""
+    return load_weights(_checkpoint())
+
+
+def tiny_model(precision: Precision = SERVED, *, num_blocks: int = 9, num_slots: int = 4) -> Model:
+    """A model with its own empty cache over the shared weights."""
+    return Model(_checkpoint().config, tiny_weights(), precision=precision, num_blocks=num_blocks, num_slots=num_slots)
+
+
+@cache
+def golden(name: str) -> dict[str, Tensor]:
+    """Tensors of tests/golden/data/`name`.safetensors."""
+    return load_file(GOLDEN / f"{name}.safetensors")
+
+
+def text(length: int, salt: int = 0) -> list[int]:
+    """A reproducible token sequence of the tiny vocabulary."""
+    state, tokens = 12345 + salt, []
+    for _ in range(length):
+        state = (1103515245 * state + 12345) % (1 << 31)
+        tokens.append(3 + (state >> 8) % 500)
+    return tokens

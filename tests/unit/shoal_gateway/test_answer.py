@@ -1,0 +1,345 @@
+"""An answer from Submit to its end, against a worker and a scheduler that do what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+from deepseek_recipe import Tokenizer
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from shoal.common.v1 import sampling_pb2
+from shoal.decode.v1 import decode_service_pb2 as decode_pb
+from shoal.scheduler.v1 import scheduler_service_pb2 as pb
+from shoal_common.errors import InvalidArgument, MeshError, Moved, OutOfCapacity
+from shoal_common.request_scope import REQUEST_ID_KEY
+from shoal_common.rpc import Channels
+from shoal_common.rpc.status import trailing_metadata
+from shoal_common.telemetry import Metrics
+from shoal_gateway.answer import Answer, Answers
+from shoal_gateway.attempt import Workers
+from shoal_gateway.encode import Prepared
+from shoal_gateway.frames_client import FramesClient
+from shoal_gateway.metrics import GatewayMetrics
+from shoal_gateway.output_reader import ChoiceOutput
+from shoal_gateway.prefix_chains import PrefixChains
+from shoal_gateway.refusals import NeverFits, NoCapacity, Overloaded
+from shoal_gateway.reserve_client import ReserveClient
+from shoal_gateway.running import Timeouts
+from shoal_gateway.text import plain_recipe
+from support.fake_scheduler import FakeScheduler, placed, serving
+from support.fake_worker import ADMITTED, ENDED, FakeWorker, Script, serving_worker
+from support.waiting import until
+
+STOP = sampling_pb2.FINISH_REASON_STOP
+LENGTH = sampling_pb2.FINISH_REASON_LENGTH
+Events = AsyncIterator[decode_pb.GenerateResponse]
+
+
+def prepared(*, choice_count: int = 1, stop: list[str] | None = None) -> Prepared:
+    params = sampling_pb2.SamplingParams(seed=1, max_tokens=50)
+    output = plain_recipe(stop, frozenset({1})) if stop is not None else None
+    return Prepared(prompt_ids=[5, 6, 7], params=params, choice_count=choice_count, user_id="", output=output)
+
+
+class Bench:
+    """A gateway's middle, a scheduler and workers; `place` decides."""
+
+    def __init__(self, answers: Answers, scheduler: FakeScheduler, workers: list[FakeWorker]) -> None:
+        self.answers, self.scheduler, self.workers = answers, scheduler, workers
+
+
+@contextlib.asynccontextmanager
+async def bench(
+    tokenizer: Tokenizer,
+    *scripts: Script,
+    place: Callable[[str, pb.ReserveRequest], pb.ReserveResponse | None] | None = None,
+    start_s: float = 20.0,
+    max_in_flight: int = 4,
+) -> AsyncIterator[Bench]:
+    """Attempt k of a request goes to the worker of script k; the last one takes what comes after."""
+    workers = [FakeWorker(script) for script in scripts]
+    channels, metrics = Channels(), GatewayMetrics(Metrics())
+    reserve = ReserveClient(gateway_id="g", channels=channels)
+    frames = FramesClient(gateway_id="g", channels=channels)
+    chains = PrefixChains("secret")
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = [await stack.enter_async_context(serving_worker(worker)) for worker in workers]
+        turns: dict[str, int] = {}
+
+        def in_turn(request_id: str, message: pb.ReserveRequest) -> pb.ReserveResponse:
+            turn = turns[request_id] = min(turns.get(request_id, -1) + 1, len(addresses) - 1)
+            return placed(request_id, f"w{turn}", addresses[turn], kv_id="k", numerics_id="n")
+
+        scheduler = FakeScheduler(place or in_turn)
+        reserve.announced("s", await stack.enter_async_context(serving(scheduler)))
+        answers = Answers(
+            model_name="",
+            tokenizer=tokenizer,
+            chains=chains,
+            reserve=reserve,
+            workers=Workers(gateway_id="g", channels=channels, frames=frames, chains=chains),
+            timeouts=Timeouts(start_s=start_s, total_s=60),
+            metrics=metrics,
+            max_in_flight=max_in_flight,
+        )
+        yield Bench(answers, scheduler, workers)
+        answers.fail_all()
+        await reserve.close()
+        await frames.close()
+        await channels.close()
+
+
+async def read_all(answer: Answer) -> list[ChoiceOutput]:
+    outputs = []
+    while not answer.is_finished:
+        outputs += await answer.read(10)
+    return outputs
+
+
+def ids(outputs: list[ChoiceOutput], choice_index: int = 0) -> list[int]:
+    return [one for output in outputs if output.choice_index == choice_index for one in output.token_ids]
+
+
+async def fail(context: Any, error: MeshError) -> None:
+    await context.abort(grpc.StatusCode[error.code], error.message, trailing_metadata(error))
+
+
+def says(*token_ids: int, finish: Any = LENGTH) -> Script:
+    """Admits, emits all at once, and ends when that is acknowledged."""
+
+    async def script(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        begin = len(request.choices[0].output_ids)
+        worker.emit(request.request_id, request.attempt, begin, token_ids[begin:], finish=finish)
+        await until(lambda: worker.acknowledged(request.request_id) == len(token_ids))
+        yield ENDED
+
+    return script
+
+
+async def test_an_answer_is_admitted_read_acknowledged_and_finished(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, says(10, 11, 12)) as made:
+        async with await made.answers.open(prepared()) as answer:
+            outputs = await read_all(answer)
+        assert ids(outputs) == [10, 11, 12]
+        assert outputs[-1].finish_reason == LENGTH
+        await until(lambda: bool(made.scheduler.told("finished")))
+        usage = made.scheduler.told("finished")[0].finished.usage
+        assert (usage.prompt_tokens, usage.completion_tokens) == (3, 3)
+        assert [one.admitted.attempt for one in made.scheduler.told("admitted")] == [1]
+        assert made.answers.in_flight == 0
+
+
+async def test_the_request_carries_the_pair_and_the_root_of_the_placement(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, says(10)) as made:
+        async with await made.answers.open(prepared()) as answer:
+            await read_all(answer)
+        request = made.workers[0].requests[0]
+        assert (request.numerics_id, len(request.cache_root), len(request.tenant_tag)) == ("n", 32, 32)
+        assert (list(request.prompt_ids), request.gateway_id, request.params.seed) == ([5, 6, 7], "g", 1)
+
+
+async def test_trace_and_request_id_go_along_to_scheduler_and_worker(tokenizer: Tokenizer) -> None:
+    trace_id = 0x1234567890ABCDEF1234567890ABCDEF
+    caller = trace.SpanContext(trace_id, 0x1122334455667788, is_remote=True, trace_flags=trace.TraceFlags(1))
+    async with bench(tokenizer, says(10)) as made:
+        token = otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(caller)))
+        async with await made.answers.open(prepared()) as answer:
+            await read_all(answer)
+        otel_context.detach(token)
+        metadata = made.workers[0].metadata[0]
+        assert f"{trace_id:032x}" in metadata["traceparent"]
+        assert f"{trace_id:032x}" in made.scheduler.told("submit")[0].submit.traceparent
+        assert metadata[REQUEST_ID_KEY] == answer.request_id
+
+
+async def test_entries_may_come_before_the_admission(tokenizer: Tokenizer) -> None:
+    async def early(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        worker.emit(request.request_id, 1, 0, [10], finish=STOP)
+        await until(lambda: worker.acknowledged(request.request_id) == 1)
+        yield ADMITTED
+        yield ENDED
+
+    async with bench(tokenizer, early) as made, await made.answers.open(prepared()) as answer:
+        assert ids(await read_all(answer)) == [10]
+
+
+async def test_a_refusal_is_invisible(tokenizer: Tokenizer) -> None:
+    async def refuse(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        await fail(context, OutOfCapacity("full", reason="OUT_OF_BLOCKS"))
+        yield ADMITTED
+
+    async with bench(tokenizer, refuse, says(10)) as made, await made.answers.open(prepared()) as answer:
+        assert ids(await read_all(answer)) == [10]
+        refused = made.scheduler.told("refused")[0].refused
+        assert (refused.attempt, refused.reason) == (1, "OUT_OF_BLOCKS")
+
+
+async def test_after_five_refusals_the_client_is_told_to_come_back(tokenizer: Tokenizer) -> None:
+    async def refuse(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        await fail(context, OutOfCapacity("full", reason="OUT_OF_SLOTS"))
+        yield ADMITTED
+
+    async with bench(tokenizer, refuse) as made:
+        with pytest.raises(NoCapacity) as caught:
+            async with await made.answers.open(prepared()) as answer:
+                await read_all(answer)
+        assert caught.value.retry_after_s
+        assert len(made.workers[0].requests) == 6
+        assert len(made.scheduler.told("refused")) == 5
+
+
+async def test_the_callers_fault_is_the_callers_at_once(tokenizer: Tokenizer) -> None:
+    async def refuse(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        await fail(context, InvalidArgument.at("params.top_k", "is odd"))
+        yield ADMITTED
+
+    async with bench(tokenizer, refuse) as made:
+        with pytest.raises(InvalidArgument):
+            async with await made.answers.open(prepared()) as answer:
+                await read_all(answer)
+        assert len(made.workers[0].requests) == 1
+
+
+@pytest.mark.parametrize("how", ["broken", "moved"])
+async def test_a_lost_attempt_goes_on_elsewhere_with_the_tokens_so_far(tokenizer: Tokenizer, how: str) -> None:
+    async def breaks(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.emit(request.request_id, 1, 0, [10, 11])
+        await until(lambda: worker.acknowledged(request.request_id) == 2)
+        if how == "moved":
+            await fail(context, Moved("away"))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "socket closed")
+
+    async with bench(tokenizer, breaks, says(10, 11, 12, 13)) as made:
+        async with await made.answers.open(prepared()) as answer:
+            outputs = await read_all(answer)
+        assert ids(outputs) == [10, 11, 12, 13]
+        lost = made.scheduler.told("lost")[0].lost
+        want = pb.LOST_CAUSE_MOVED if how == "moved" else pb.LOST_CAUSE_BROKEN
+        assert (lost.attempt, lost.cause, list(lost.output_counts)) == (1, want, [2])
+        second = made.workers[1].requests[0]
+        assert (second.attempt, list(second.choices[0].output_ids)) == (2, [10, 11])
+
+
+async def test_a_stop_string_ends_the_choice_at_the_worker_and_counts_exactly(tokenizer: Tokenizer) -> None:
+    letters = [tokenizer.encode(letter)[0] for letter in "abcdef"]
+
+    async def talks(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.emit(request.request_id, 1, 0, letters)
+        await until(lambda: bool(worker.finishes()))
+        yield ENDED
+
+    async with bench(tokenizer, talks) as made:
+        async with await made.answers.open(prepared(stop=["cd"])) as answer:
+            outputs = await read_all(answer)
+            usage = answer.usage()
+        assert ids(outputs) == letters[:4]
+        await until(lambda: made.workers[0].finishes() == [(0, 4)])
+        assert usage.completion_tokens == 4
+        await until(lambda: bool(made.scheduler.told("finished")))
+
+
+async def test_one_choice_finished_and_the_other_lost_go_on_apart(tokenizer: Tokenizer) -> None:
+    async def half(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.emit(request.request_id, 1, 0, [10, 11], choice_index=0, finish=STOP)
+        worker.emit(request.request_id, 1, 0, [20], choice_index=1)
+        await until(lambda: worker.acknowledged(request.request_id, 1) == 1)
+        await fail(context, Moved("away"))
+
+    async def rest(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.emit(request.request_id, 2, 1, [21], choice_index=1, finish=LENGTH)
+        await until(lambda: worker.acknowledged(request.request_id, 1) == 2)
+        yield ENDED
+
+    async with bench(tokenizer, half, rest) as made:
+        async with await made.answers.open(prepared(choice_count=2)) as answer:
+            outputs = await read_all(answer)
+        assert (ids(outputs, 0), ids(outputs, 1)) == ([10, 11], [20, 21])
+        choices = made.workers[1].requests[0].choices
+        assert [(list(one.output_ids), one.is_finished) for one in choices] == [([10, 11], True), ([20], False)]
+
+
+async def hangs(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+    """Admits, says one token, and waits for ever."""
+    yield ADMITTED
+    worker.emit(request.request_id, request.attempt, 0, [10])
+    await asyncio.Event().wait()
+
+
+async def test_leaving_cancels_the_call_and_closes_the_books(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, hangs) as made:
+        async with await made.answers.open(prepared()) as answer:
+            assert ids(await answer.read(10)) == [10]
+        await until(lambda: bool(made.workers[0].cancelled))
+        await until(lambda: bool(made.scheduler.told("cancelled")))
+        assert made.scheduler.told("cancelled")[0].cancelled.usage.completion_tokens == 1
+        assert made.answers.in_flight == 0
+
+
+async def test_what_is_not_read_is_not_acknowledged(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, hangs) as made, await made.answers.open(prepared()) as answer:
+        assert ids(await answer.read(10)) == [10]
+        assert await answer.read(0.2) == []
+        await until(lambda: made.workers[0].acknowledged(answer.request_id) == 1)
+
+
+async def test_a_batch_that_is_still_being_written_is_not_acknowledged(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, hangs) as made, await made.answers.open(prepared()) as answer:
+        assert ids(await answer.read(10)) == [10]
+        async with await made.answers.open(prepared()) as other:
+            await other.read(10)
+            await other.read(0.01)
+            await until(lambda: made.workers[0].acknowledged(other.request_id) == 1)
+        assert made.workers[0].acknowledged(answer.request_id) == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"), [("QUEUE_FULL", NoCapacity), ("NO_WORKERS", NoCapacity), ("EXCEEDS_CAPACITY", NeverFits)]
+)
+async def test_a_denial_ends_the_request(tokenizer: Tokenizer, reason: str, kind: type[MeshError]) -> None:
+    def deny(request_id: str, message: pb.ReserveRequest) -> pb.ReserveResponse:
+        return pb.ReserveResponse(request_id=request_id, denied=pb.Denied(reason=reason))
+
+    async with bench(tokenizer, place=deny) as made:
+        with pytest.raises(kind) as caught:
+            async with await made.answers.open(prepared()) as answer:
+                await read_all(answer)
+        assert caught.value.reason == reason
+
+
+async def test_a_request_that_does_not_begin_in_time_is_refused(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, place=lambda *_: None, start_s=0.1) as made:
+        with pytest.raises(NoCapacity, match="has not begun"):
+            async with await made.answers.open(prepared()) as answer:
+                await read_all(answer)
+        await until(lambda: bool(made.scheduler.told("cancelled")))
+
+
+async def test_a_worker_that_ends_without_the_tokens_is_not_believed(tokenizer: Tokenizer) -> None:
+    async def lies(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        yield ENDED
+
+    async with bench(tokenizer, lies, says(10)) as made, await made.answers.open(prepared()) as answer:
+        assert ids(await read_all(answer)) == [10]
+
+
+async def test_requests_in_flight_are_bounded(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, hangs, max_in_flight=2) as made:
+        held = [await made.answers.open(prepared()) for _ in range(2)]
+        with pytest.raises(Overloaded), made.answers.accepting():
+            pass
+        held[0].close()
+        held.append(await made.answers.open(prepared()))
+        for one in held:
+            one.close()
+        await asyncio.wait_for(made.answers.wait_idle(), 5)

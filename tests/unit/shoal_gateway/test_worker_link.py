@@ -1,0 +1,140 @@
+"""The Frames stream against a worker that does what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from shoal.decode.v1 import decode_service_pb2 as pb
+from shoal_common.errors import MeshError
+from shoal_common.rpc import Channels
+from shoal_gateway import worker_link
+from shoal_gateway.pulse import Pulse
+from shoal_gateway.worker_link import WorkerLink, WorkerLost
+from support.fake_worker import FakeWorker, serving_worker
+from support.waiting import until
+
+
+class Sink:
+    """Remembers."""
+
+    def __init__(self, *wanted: int) -> None:
+        self.wanted = list(wanted)
+        self.entries: list[pb.Entry] = []
+        self.errors: list[MeshError] = []
+
+    def on_entry(self, entry: pb.Entry, step: int) -> None:
+        self.entries.append(entry)
+
+    def on_worker_lost(self, error: MeshError) -> None:
+        self.errors.append(error)
+
+    def next_indices(self) -> list[int]:
+        return self.wanted
+
+
+@pytest.fixture
+def worker() -> FakeWorker:
+    return FakeWorker()
+
+
+@pytest.fixture
+async def link(worker: FakeWorker) -> AsyncIterator[WorkerLink]:
+    channels = Channels()
+    async with serving_worker(worker) as address:
+        made = WorkerLink(address=address, gateway_id="g", channels=channels, pulse=Pulse())
+        yield made
+        await made.close()
+        await channels.close()
+
+
+async def test_hello_comes_first_and_names_the_gateway(link: WorkerLink, worker: FakeWorker) -> None:
+    await link.wait_open(5)
+    assert [(hello.gateway_id, len(hello.next_indices)) for hello in worker.hellos] == [("g", 0)]
+
+
+async def test_entries_reach_the_sink_of_their_attempt_and_no_other(link: WorkerLink, worker: FakeWorker) -> None:
+    await link.wait_open(5)
+    mine, older = Sink(0), Sink(0)
+    link.attach(("r", 2), mine)
+    worker.emit("r", 1, 0, [4])
+    worker.emit("x", 2, 0, [4])
+    worker.emit("r", 2, 0, [5, 6])
+    await until(lambda: bool(mine.entries))
+    assert [list(entry.token_ids) for entry in mine.entries] == [[5, 6]]
+    assert not older.entries
+
+
+async def test_acknowledgements_travel_together_within_their_delay(link: WorkerLink, worker: FakeWorker) -> None:
+    await link.wait_open(5)
+    link.attach(("r", 1), Sink(0, 0))
+    for index in range(1, 40):
+        link.acknowledge(("r", 1), 0, index, at_once=False)
+        link.acknowledge(("r", 1), 1, index + 1, at_once=False)
+    await until(lambda: worker.acknowledged("r", 1) == 40)
+    acks = [one for one in worker.heard if one.HasField("acks")]
+    assert len(acks) == 1
+    assert worker.acknowledged("r", 0) == 39
+
+
+async def test_a_broken_stream_comes_back_with_the_indices_wanted_and_the_ends(
+    link: WorkerLink, worker: FakeWorker
+) -> None:
+    await link.wait_open(5)
+    sink = Sink(7, 3)
+    link.attach(("r", 1), sink)
+    link.finish(("r", 1), 1, 2)
+    await until(lambda: bool(worker.finishes()))
+    worker.break_stream()
+    await until(lambda: len(worker.hellos) == 2)
+    wanted = [(one.request_id, one.attempt, one.choice_index, one.next_index) for one in worker.hellos[1].next_indices]
+    assert wanted == [("r", 1, 0, 7), ("r", 1, 1, 3)]
+    await until(lambda: worker.finishes() == [(1, 2), (1, 2)])
+    worker.emit("r", 1, 7, [9])
+    await until(lambda: bool(sink.entries))
+    assert not sink.errors
+
+
+async def test_a_stream_that_does_not_come_back_loses_the_attempts(
+    link: WorkerLink, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "REOPEN_S", 0.2)
+    await link.wait_open(5)
+    sink = Sink(0)
+    link.attach(("r", 1), sink)
+    worker.is_silent = True
+    worker.break_stream()
+    await until(lambda: bool(sink.errors))
+    assert sink.errors[0].reason == "BROKEN"
+
+
+async def test_a_silent_worker_loses_the_attempts_without_progress(link: WorkerLink, worker: FakeWorker) -> None:
+    await link.wait_open(5)
+    sink = Sink(0)
+    link.attach(("r", 1), sink)
+    worker.is_silent = True
+    link.check(1e12, was_stalled=True)
+    assert not sink.errors, "the gateway itself was asleep"
+    link.check(2e12, was_stalled=False)
+    assert [error.reason for error in sink.errors] == ["NO_PROGRESS"]
+    assert not link.is_open or worker.hellos
+
+
+async def test_a_worker_that_never_answers_is_unreachable(link: WorkerLink, worker: FakeWorker) -> None:
+    worker.is_silent = True
+    with pytest.raises(WorkerLost) as caught:
+        await link.wait_open(0.3)
+    assert caught.value.reason == "UNREACHABLE"
+
+
+async def test_a_detached_attempt_leaves_nothing_to_send(link: WorkerLink, worker: FakeWorker) -> None:
+    await link.wait_open(5)
+    link.attach(("r", 1), Sink(0))
+    link.acknowledge(("r", 1), 0, 3, at_once=False)
+    link.detach(("r", 1), 1)
+    link.acknowledge(("r", 1), 0, 4, at_once=True)
+    link.attach(("s", 1), Sink(0))
+    link.acknowledge(("s", 1), 0, 1, at_once=True)
+    await until(lambda: worker.acknowledged("s") == 1)
+    assert worker.acknowledged("r") == 0
+    assert not link.is_idle
