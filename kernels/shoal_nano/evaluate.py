@@ -2,7 +2,8 @@
 
     python -m shoal_nano.evaluate --data DIR (--release DIR | --training DIR) --out scores.json
 
-The scorer itself needs no torch: `shoal_nano.tasks.held_out_items` gives the questions and `check` judges any engine's answers.
+The scorer itself needs no torch: `shoal_nano.tasks.held_out_items` gives the questions and `check` judges any
+engine's answers.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ def accept_summary(results: list[Generated]) -> dict[str, float]:
     }
 
 
-def score_family(net: Net, w: Served, corpus: Corpus, family: str, count: int, sampling: Sampling, device: torch.device
-                 ) -> tuple[dict[str, object], list[Generated]]:  # fmt: skip
-    """Generate answers to held-out items of a family and check them. The reference answer serves as a guess to verify."""
+def score_family(
+    net: Net, w: Served, corpus: Corpus, family: str, count: int, sampling: Sampling, device: torch.device
+) -> tuple[dict[str, object], list[Generated]]:
+    """Generate answers to held-out items of a family and check them. The reference answer serves as a guess to
+    verify."""
     results: list[Generated] = []
     right, wrong = 0, []
     for row, item in enumerate(held_out_items(family, count, SEED)):

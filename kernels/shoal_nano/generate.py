@@ -1,6 +1,7 @@
 """Generation by recomputing whole sequences, and what DSpark would have accepted along the way.
 
-Slow and simple: for scoring a checkpoint away from the engine. Numerics, bounded replay and selection are those of serving.
+Slow and simple: for scoring a checkpoint away from the engine. Numerics, bounded replay and selection are
+those of serving.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Sampling:
 
 @dataclass(slots=True)
 class Generated:
-    """prompt and output ids of one sequence; accepts: (accepted drafts, output tokens that were left) per draft round."""
+    """prompt and output ids of one sequence; accepts: (accepted drafts, output tokens that were left) per
+    draft round."""
 
     prompt: list[int]
     output: list[int]
@@ -59,8 +61,17 @@ def _pick(logits: Tensor, sampling: Sampling, row: int, position: int) -> int:
 
 
 @torch.no_grad()
-def generate(net: Net, w: Served, prompt: list[int], max_tokens: int, sampling: Sampling, device: torch.device, *, row: int = 0,
-             guess: list[int] | None = None) -> Generated:  # fmt: skip
+def generate(
+    net: Net,
+    w: Served,
+    prompt: list[int],
+    max_tokens: int,
+    sampling: Sampling,
+    device: torch.device,
+    *,
+    row: int = 0,
+    guess: list[int] | None = None,
+) -> Generated:
     """Continue a prompt until EOS or `max_tokens`, then fill in the draft rounds.
 
     Each pass verifies what was guessed (the reference answer first, DSpark's drafts after it), so the output is that of
@@ -103,7 +114,8 @@ def _draft(
 def accept_lengths(
     net: Net, w: Served, done: Generated, sampling: Sampling, row: int, device: torch.device
 ) -> list[tuple[int, int]]:
-    """Walk the output as the decode loop would and count the drafts that equal it. Drafts past the end count as refused."""
+    """Walk the output as the decode loop would and count the drafts that equal it. Drafts past the end count
+    as refused."""
     j = net.config.dspark_block_size
     tokens, prompt = done.prompt + done.output, len(done.prompt)
     if len(done.output) < 2:

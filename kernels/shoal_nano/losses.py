@@ -44,8 +44,10 @@ def draft_loss(
 ) -> DraftLoss:
     """The draft against the frozen target's distributions along the data.
 
-    Slot j predicts the token at P + 2 + j. It counts while every token up to P + 1 + j is one the model is trained to write.
-    Loss = token_share x cross-entropy to the target's distribution + 0.9 x L1 + BCE of the confidence against 1 - L1 / 2.
+    Slot j predicts the token at P + 2 + j. It counts while every token up to P + 1 + j is one the model is
+    trained to write.
+    Loss = token_share x cross-entropy to the target's distribution + 0.9 x L1
+    + BCE of the confidence against 1 - L1 / 2.
 
     source  dspark.md section 2.4; the cross-entropy there takes the sampled token, ours the whole distribution
     """

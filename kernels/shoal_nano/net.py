@@ -3,6 +3,9 @@
 source  v41-flash.md sections 5 to 9
 """
 
+# torch leaves Tensor.unflatten and safetensors get_tensor unannotated.
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import math
@@ -73,7 +76,8 @@ def rope_frequencies(c: NanoConfig, compressed: bool) -> Tensor:
 
 
 def best_of(score: Tensor, k: int) -> Tensor:
-    """bool like `score`: its k largest of the last axis, never -inf. Ties go to the lowest index on CPU, to any on a GPU."""
+    """bool like `score`: its k largest of the last axis, never -inf. Ties go to the lowest index on CPU, to
+    any on a GPU."""
     k = min(k, score.shape[-1])
     if score.device.type == "cpu":
         values, indices = (x[..., :k] for x in torch.sort(score, dim=-1, descending=True, stable=True))
@@ -88,8 +92,15 @@ class Net:
     sparse  whether layers read only the indexer's choice
     """
 
-    def __init__(self, config: NanoConfig, compressed_ids: Tensor, numerics: Numerics, *, compiled: bool = False,
-                 attention: Callable[..., tuple[Tensor, Tensor]] = plain_attention) -> None:  # fmt: skip
+    def __init__(
+        self,
+        config: NanoConfig,
+        compressed_ids: Tensor,
+        numerics: Numerics,
+        *,
+        compiled: bool = False,
+        attention: Callable[..., tuple[Tensor, Tensor]] = plain_attention,
+    ) -> None:
         self.config, self.nu = config, numerics
         self.compressed_ids = compressed_ids
         self.attention = attention
@@ -132,8 +143,17 @@ class Net:
         """Weights as the checkpoint stores them, once per step."""
         return served_weights(parameters, self.config, self.nu)
 
-    def forward(self, w: Served, ids: Tensor, start: Tensor, replay: Tensor, *, sparse: bool, sampled_rows: Tensor | None = None,
-                probe: dict[str, Tensor] | None = None) -> Forward:  # fmt: skip
+    def forward(
+        self,
+        w: Served,
+        ids: Tensor,
+        start: Tensor,
+        replay: Tensor,
+        *,
+        sparse: bool,
+        sampled_rows: Tensor | None = None,
+        probe: dict[str, Tensor] | None = None,
+    ) -> Forward:
         """One causal pass. ids, start, replay int[B, T] as in `Packed`.
 
         sampled_rows  int64[R] positions at which the indexer's loss is taken, or None for no such loss
@@ -164,15 +184,23 @@ class Net:
         hidden = self.op("rms_norm", self.op("collapse", streams, pre, nu), w["norm"][0], c.rms_norm_eps, nu)
         zero = torch.zeros((), device=ids.device, dtype=nu.math)
         index_loss = torch.stack(shared.divergences).mean() if shared.divergences else zero
-        return Forward(hidden=hidden.unflatten(0, (b, t)), features=torch.cat(taps, -1).unflatten(0, (b, t)),
-                       loads=torch.stack(loads), index_loss=index_loss)  # fmt: skip
+        return Forward(
+            hidden=hidden.unflatten(0, (b, t)),
+            features=torch.cat(taps, -1).unflatten(0, (b, t)),
+            loads=torch.stack(loads),
+            index_loss=index_loss,
+        )
 
     def layout_on(self, device: torch.device) -> EngramLayout:
         """The Engram constants on `device`."""
         if self.layout.primes.device != device:
             old = self.layout
-            self.layout = EngramLayout(primes=old.primes.to(device), offsets=old.offsets.to(device),
-                                       multipliers=old.multipliers.to(device), rows=old.rows)  # fmt: skip
+            self.layout = EngramLayout(
+                primes=old.primes.to(device),
+                offsets=old.offsets.to(device),
+                multipliers=old.multipliers.to(device),
+                rows=old.rows,
+            )
         return self.layout
 
     def logits(self, w: Served, hidden: Tensor) -> Tensor:
@@ -192,8 +220,17 @@ class Net:
         )
         return out
 
-    def block(self, w: Served, prefix: str, layer: int, streams: Tensor, pre: Tensor, shape: tuple[int, ...],
-              attend: Callable[[Tensor, Tensor], Tensor], top: int) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    def block(
+        self,
+        w: Served,
+        prefix: str,
+        layer: int,
+        streams: Tensor,
+        pre: Tensor,
+        shape: tuple[int, ...],
+        attend: Callable[[Tensor, Tensor], Tensor],
+        top: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """One block of the backbone or the draft: attention and experts, each between mHC mixes.
 
         attend  (plain copy, Q8 copy), both [*shape, D] -> wo_a input [*shape, H * d]
@@ -238,8 +275,9 @@ class Net:
         q = self.linear(qr, w[f"{prefix}.attn.wq_b"][layer]).unflatten(-1, (c.num_attention_heads, c.head_dim))
         return qr, self.op("rope", q, cos[..., None, :], sin[..., None, :], nu)
 
-    def _attention_of(self, w: Served, layer: int, low: Tensor, start: Tensor, shared: _Shared, sparse: bool,
-                      sampled: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:  # fmt: skip
+    def _attention_of(
+        self, w: Served, layer: int, low: Tensor, start: Tensor, shared: _Shared, sparse: bool, sampled: Tensor | None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
         c, nu = self.config, self.nu
         ratio = c.compress_ratios[layer]
 
@@ -285,9 +323,20 @@ class Net:
         raw = self.linear(latent.detach(), w["indexer.wk"][s])
         shared.index_keys[layer] = self.op("index_key", raw, w["indexer.k_norm"][s], cos, sin, c.rms_norm_eps, nu)
 
-    def _index(self, w: Served, layer: int, qr: Tensor, plain: Tensor, start: Tensor, shared: _Shared,
-               angles: tuple[Tensor, Tensor], sparse: bool, sampled: Tensor | None) -> None:  # fmt: skip
-        """Score entries and choose the best. Gradients reach the indexer through its own loss alone, so inputs are detached."""
+    def _index(
+        self,
+        w: Served,
+        layer: int,
+        qr: Tensor,
+        plain: Tensor,
+        start: Tensor,
+        shared: _Shared,
+        angles: tuple[Tensor, Tensor],
+        sparse: bool,
+        sampled: Tensor | None,
+    ) -> None:
+        """Score entries and choose the best. Gradients reach the indexer through its own loss alone, so inputs
+        are detached."""
         c, nu = self.config, self.nu
         i = c.index_source_layer_ids.index(layer)
         keys = shared.index_keys[c.source_of(layer, c.kv_source_layer_ids)]
@@ -317,7 +366,8 @@ class Net:
             shared.selected[layer] = best_of(score, c.index_topk)
 
     def _candidates(self, score: Tensor, start: Tensor) -> Tensor:
-        """bool[B, T, G]: entries of the best blocks. Documents start at block boundaries, so blocks never straddle them."""
+        """bool[B, T, G]: entries of the best blocks. Documents start at block boundaries, so blocks never
+        straddle them."""
         c = self.config
         size = c.candidate_block_size
         padded = F.pad(score, (0, -score.shape[-1] % size), value=float("-inf"))

@@ -48,8 +48,16 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
 class Optimiser:
     """Muon (Nesterov momentum, update RMS 0.2 x rate, decoupled decay) and AdamW over named parameters."""
 
-    def __init__(self, parameters: Parameters, config: NanoConfig, *, muon_rate: float, adam_rate: float, decay: float,
-                 momentum: float = 0.95) -> None:  # fmt: skip
+    def __init__(
+        self,
+        parameters: Parameters,
+        config: NanoConfig,
+        *,
+        muon_rate: float,
+        adam_rate: float,
+        decay: float,
+        momentum: float = 0.95,
+    ) -> None:
         known = specs(config)
         self._muon = {n: p for n, p in parameters.items() if is_muon(n, known[n].shape)}
         self._buffers = {n: torch.zeros_like(p) for n, p in self._muon.items()}

@@ -38,8 +38,17 @@ _WEIGHTS = {
 STAGES = {
     "base": Stage(
         mixture=Mixture(
-            shares={"text": 0.30, "recall": 0.30, "tool": 0.11, "json": 0.06, "copy": 0.07, "sort": 0.06, "arithmetic": 0.06,
-                    "reason": 0.03, "chat": 0.01},
+            shares={
+                "text": 0.30,
+                "recall": 0.30,
+                "tool": 0.11,
+                "json": 0.06,
+                "copy": 0.07,
+                "sort": 0.06,
+                "arithmetic": 0.06,
+                "reason": 0.03,
+                "chat": 0.01,
+            },
             weights=_WEIGHTS,
         ),
         sparse_from=0.62,
@@ -48,8 +57,17 @@ STAGES = {
     ),
     "final": Stage(
         mixture=Mixture(
-            shares={"text": 0.30, "recall": 0.34, "tool": 0.10, "json": 0.05, "copy": 0.06, "sort": 0.05, "arithmetic": 0.06,
-                    "reason": 0.03, "chat": 0.01},
+            shares={
+                "text": 0.30,
+                "recall": 0.34,
+                "tool": 0.10,
+                "json": 0.05,
+                "copy": 0.06,
+                "sort": 0.05,
+                "arithmetic": 0.06,
+                "reason": 0.03,
+                "chat": 0.01,
+            },
             weights=_WEIGHTS,
         ),
         sparse_from=0.0,
@@ -57,4 +75,4 @@ STAGES = {
         rate=0.7,
         plateau=0.35,
     ),
-}  # fmt: skip
+}

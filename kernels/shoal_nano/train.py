@@ -3,7 +3,8 @@
     python -m shoal_nano.train --data DIR --out DIR --minutes 9 --stage base
     python -m shoal_nano.train --data DIR --out DIR --minutes 9 --stage final --resume DIR
 
-Stage `base` starts with every visible entry in sight while the indexer learns what the attention looks at; from then on, and
+Stage `base` starts with every visible entry in sight while the indexer learns what the attention looks at;
+from then on, and
 in stage `final`, layers read the indexer's choice. All casts of serving are on from the first step.
 """
 
@@ -172,8 +173,15 @@ def main() -> None:
         optimiser = Optimiser(
             parameters, config, muon_rate=stage.muon_rate, adam_rate=stage.adam_rate, decay=stage.decay
         )
-        trainer = Trainer(net=net, parameters=parameters, optimiser=optimiser, stage=stage, device=device,
-                          num_anchors=a.anchors, generator=torch.Generator().manual_seed(a.seed))  # fmt: skip
+        trainer = Trainer(
+            net=net,
+            parameters=parameters,
+            optimiser=optimiser,
+            stage=stage,
+            device=device,
+            num_anchors=a.anchors,
+            generator=torch.Generator().manual_seed(a.seed),
+        )
         print(f"set up in {time.time() - began:.1f} s", flush=True)
         history = []
         step, limit, clock = 0, a.minutes * 60, time.time()
@@ -199,10 +207,21 @@ def main() -> None:
         print(json.dumps(scores), flush=True)
         memory = torch.cuda.max_memory_allocated() if on_gpu else 0
         runs.append(
-            {"stage": a.stage, "seed": a.seed, "minutes": round((time.time() - began) / 60, 2), "steps": step, "tokens": trainer.tokens,
-             "rows": a.rows, "length": a.length, "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-             "torch": torch.__version__, "peak_bytes": memory, "scores": scores, "history": history[:: max(1, len(history) // 40)]}
-        )  # fmt: skip
+            {
+                "stage": a.stage,
+                "seed": a.seed,
+                "minutes": round((time.time() - began) / 60, 2),
+                "steps": step,
+                "tokens": trainer.tokens,
+                "rows": a.rows,
+                "length": a.length,
+                "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+                "torch": torch.__version__,
+                "peak_bytes": memory,
+                "scores": scores,
+                "history": history[:: max(1, len(history) // 40)],
+            }
+        )
         checkpoint.save(parameters, log, a.out)
         print(
             f"done: {step} steps, {trainer.tokens} tokens, {time.time() - began:.1f} s, {memory / 2**30:.1f} GiB",

@@ -1,6 +1,7 @@
 """Nano's parameters: one stacked tensor per kind, so that casts and optimiser steps run over all layers at once.
 
-`specs` names every stack with its shape; `served_weights` turns the master tensors into the values the checkpoint stores,
+`specs` names every stack with its shape; `served_weights` turns the master tensors into the values the
+checkpoint stores,
 one list entry per layer.
 """
 
@@ -133,7 +134,8 @@ def stored_value(value: Tensor, storage: str) -> Tensor:
 def served_weights(parameters: Parameters, c: NanoConfig, nu: Numerics) -> dict[str, list[Tensor]]:
     """Per name a list over layers, in the numerics' dtype; single tensors become a list of one.
 
-    Adds `*.w13` and `*.w2all`: gate and up matrices of all experts and the shared one in one matrix, and their down matrices.
+    Adds `*.w13` and `*.w2all`: gate and up matrices of all experts and the shared one in one matrix, and their
+    down matrices.
     """
     stacked = {
         "layers.",

@@ -33,7 +33,8 @@ MAX_SCORED_SORT = 8
 
 def _recall_entries(rng: random.Random) -> int:
     """List lengths from a few lines to all that 2,000 tokens hold, each scale equally likely."""
-    return round(3 * (MAX_RECALL_ENTRIES / 3) ** rng.random())
+    scale: float = (MAX_RECALL_ENTRIES / 3) ** rng.random()
+    return round(3 * scale)
 
 
 def _dialogue(family: str, rng: random.Random, is_evaluation: bool) -> Dialogue:
@@ -67,7 +68,8 @@ def _dialogue(family: str, rng: random.Random, is_evaluation: bool) -> Dialogue:
 def make_item(family: str, rng: random.Random, *, held_out: bool) -> Item:
     """Draw items of a family until one belongs to the wanted split.
 
-    Held-out items have one turn, so that the whole answer is checked. The content that decides the split is every question
+    Held-out items have one turn, so that the whole answer is checked. The content that decides the split is
+    every question
     and answer of the dialogue: a question seen in training is never held out. Raises KeyError for an unknown family.
     """
     if family not in _CHECKS:

@@ -41,9 +41,16 @@ def _value(rng: random.Random, kind: int) -> str:
 
 def _question(rng: random.Random, key: str) -> str:
     ask = rng.choice(
-        ("What is the value of {}?", "What is {}?", "Which value belongs to {}?", "Look up {}.", "Find {}.", "{}?",
-         "Tell me the value for {}.")
-    )  # fmt: skip
+        (
+            "What is the value of {}?",
+            "What is {}?",
+            "Which value belongs to {}?",
+            "Look up {}.",
+            "Find {}.",
+            "{}?",
+            "Tell me the value for {}.",
+        )
+    )
     return ask.format(key)
 
 

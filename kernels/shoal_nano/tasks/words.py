@@ -19,11 +19,13 @@ WORDS = _list(
     "grass harbor hazel heron hill honey horizon horse ice indigo ink iron island ivory jacket jade jasmine jungle "
     "kettle key kite ladder lake lamp lantern laurel leaf lemon library light lily linen lion lotus magnet mango maple "
     "marble market meadow melon mercury metal mint mirror mist moon moss mountain music needle nest night nickel north "
-    "oak oasis ocean olive onyx opal orange orbit orchid otter owl oyster paper parrot peach pearl pebble pencil pepper "
+    "oak oasis ocean olive onyx opal orange orbit orchid otter owl oyster paper parrot peach pearl pebble "
+    "pencil pepper "
     "piano pillow pine planet plum pocket pond poppy prism pumpkin quartz quill rabbit radio rain raven reef ribbon "
     "river robin rocket rope rose ruby saddle sail salmon salt sand sapphire scarlet seal shadow shell shore silk "
     "silver sky slate snow spark spice spider spiral spring spruce square stable star steel stone storm stream sugar "
-    "summer sun swan sword table temple thunder tiger timber topaz torch tower trail tulip turtle valley vanilla velvet "
+    "summer sun swan sword table temple thunder tiger timber topaz torch tower trail tulip turtle valley "
+    "vanilla velvet "
     "violet violin wagon walnut water wave whale wheat wheel willow wind window winter wolf wood yarn zebra zinc"
 )
 FIRST_NAMES = _list(
@@ -32,17 +34,21 @@ FIRST_NAMES = _list(
     "Ralf Sara Tom Ursula Vera Will Mei Ravi Lena Omar"
 )
 LAST_NAMES = _list(
-    "Adams Baker Clark Davis Evans Fisher Green Harris Irwin Jones Klein Lopez Miller Nolan Olsen Parker Quill Reed Smith "
-    "Turner Usher Vance Walker Young Ziegler Brown Cohen Diaz Ford Gomez Hill Keller Lane Moore Novak Price Rossi Stone "
+    "Adams Baker Clark Davis Evans Fisher Green Harris Irwin Jones Klein Lopez Miller Nolan Olsen Parker Quill "
+    "Reed Smith "
+    "Turner Usher Vance Walker Young Ziegler Brown Cohen Diaz Ford Gomez Hill Keller Lane Moore Novak Price "
+    "Rossi Stone "
     "Wagner Wood"
 )
 CITIES = _list(
-    "Paris London Berlin Madrid Rome Vienna Prague Oslo Dublin Lisbon Athens Warsaw Tokyo Kyoto Seoul Delhi Mumbai Cairo "
+    "Paris London Berlin Madrid Rome Vienna Prague Oslo Dublin Lisbon Athens Warsaw Tokyo Kyoto Seoul Delhi "
+    "Mumbai Cairo "
     "Lagos Nairobi Lima Bogota Quito Santiago Toronto Boston Chicago Denver Seattle Austin Miami Sydney Perth Auckland "
     "Geneva Zurich Milan Naples Munich Hamburg Bergen Malmo Helsinki Riga Tallinn Vilnius Krakow Porto Seville Valencia"
 )
 JOBS = _list(
-    "teacher doctor nurse baker pilot painter lawyer engineer farmer chef writer singer plumber carpenter dentist driver "
+    "teacher doctor nurse baker pilot painter lawyer engineer farmer chef writer singer plumber carpenter "
+    "dentist driver "
     "gardener librarian mechanic musician"
 )
 COLORS = _list("red green blue yellow black white purple orange brown pink gray silver")

@@ -15,10 +15,24 @@ from shoal_nano.released import read_release, write_release
 from shoal_nano.weights import Parameters, initial_parameters
 
 SMALL = NanoConfig(
-    vocab_size=64, hidden_size=32, num_attention_heads=2, head_dim=32, qk_rope_head_dim=8, q_lora_rank=32, o_lora_rank=32,
-    sliding_window=8, index_n_heads=2, index_head_dim=32, index_topk=4, candidate_topk_blocks=2, moe_intermediate_size=32,
-    n_routed_experts=4, engram_vocab_size=20, engram_compressed_vocab_size=64, dspark_markov_rank=8,
-)  # fmt: skip
+    vocab_size=64,
+    hidden_size=32,
+    num_attention_heads=2,
+    head_dim=32,
+    qk_rope_head_dim=8,
+    q_lora_rank=32,
+    o_lora_rank=32,
+    sliding_window=8,
+    index_n_heads=2,
+    index_head_dim=32,
+    index_topk=4,
+    candidate_topk_blocks=2,
+    moe_intermediate_size=32,
+    n_routed_experts=4,
+    engram_vocab_size=20,
+    engram_compressed_vocab_size=64,
+    dspark_markov_rank=8,
+)
 
 
 @pytest.fixture(scope="module")
