@@ -14,7 +14,7 @@ from shoal_nano.released import read_release
 from shoal_nano.tokenizer import compressed_ids
 from tokenizers import Tokenizer
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 
 
 @pytest.mark.skipif(not (GOLDEN / "tiny" / "config.json").exists(), reason="no golden files in this checkout")
