@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
 
@@ -44,7 +48,11 @@ def plain_attention(q: Tensor, kv: Tensor, entries: Tensor | None, sight: Sight)
     """q [B, T, H, d], kv [B, T, d], entries [B, G, d] -> averages [B, T, H, d] and log-sum-exp [B, T, H]."""
     t = q.shape[1]
     position = torch.arange(t, device=q.device)
-    mask = (position <= position[:, None]) & (position > position[:, None] - sight.window) & (position >= sight.low[..., None])
+    mask = (
+        (position <= position[:, None])
+        & (position > position[:, None] - sight.window)
+        & (position >= sight.low[..., None])
+    )
     keys = kv
     if entries is not None:
         chosen = visible_entries(sight.start, sight.ratio, entries.shape[1])
@@ -59,7 +67,7 @@ def plain_attention(q: Tensor, kv: Tensor, entries: Tensor | None, sight: Sight)
     return torch.einsum("bthk,bkd->bthd", torch.exp(scores - lse[..., None]), keys.to(math)), lse
 
 
-def _block_mask(sight: Sight, length: int, count: int, mask_mod: Callable[..., Tensor]) -> object:
+def _block_mask(sight: Sight, length: int, count: int, mask_mod: Callable[..., Tensor]) -> BlockMask:
     """Superset of the visible 128 x 128 blocks, so that far and foreign blocks cost nothing."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -78,7 +86,9 @@ def _block_mask(sight: Sight, length: int, count: int, mask_mod: Callable[..., T
     dense = dense[:, None]
     number = dense.sum(-1, dtype=torch.int32)
     order = torch.argsort(dense.to(torch.int8), dim=-1, descending=True, stable=True).to(torch.int32)
-    return BlockMask.from_kv_blocks(number, order, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(length, length + count))
+    return BlockMask.from_kv_blocks(
+        number, order, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(length, length + count)
+    )
 
 
 class FlexAttention:
@@ -87,7 +97,7 @@ class FlexAttention:
     def __init__(self) -> None:
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-        self._flex = torch.compile(flex_attention, dynamic=False)
+        self._flex: Any = torch.compile(flex_attention, dynamic=False)
         self._aux = AuxRequest(lse=True)
 
     def __call__(self, q: Tensor, kv: Tensor, entries: Tensor | None, sight: Sight) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,8 @@ PIECE_BYTES = 15_000_000
 
 
 def save(parameters: Parameters, log: dict[str, object], folder: Path) -> None:
-    """Write `piece-N.bin` files and `training.json`. The optimiser's averages are not kept: a continued run warms up again."""
+    """Write `piece-N.bin` files and `training.json`. The optimiser's averages are not kept: a continued run
+    warms up again."""
     folder.mkdir(parents=True, exist_ok=True)
     packed = {}
     for name, value in parameters.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +74,52 @@ class NanoConfig:
 
 
 _DIRECT = (
-    "vocab_size hidden_size num_hidden_layers num_attention_heads head_dim qk_rope_head_dim q_lora_rank o_groups o_lora_rank "
-    "swiglu_limit rms_norm_eps max_position_embeddings rope_theta compress_rope_theta sliding_window compress_ratios "
-    "kv_source_layer_ids index_source_layer_ids index_n_heads index_head_dim index_topk candidate_source_layer_id "
-    "candidate_topk_blocks candidate_block_size moe_intermediate_size n_routed_experts num_experts_per_tok "
-    "routed_scaling_factor hc_mult hc_sinkhorn_iters hc_eps engram_layer_ids engram_max_ngram_size engram_vocab_size "
-    "engram_n_heads engram_head_dim engram_pad_token_id engram_compressed_vocab_size num_nextn_predict_layers "
-    "dspark_block_size dspark_noise_token_id dspark_target_layer_ids dspark_markov_rank dspark_n_routed_experts "
-    "dspark_num_experts_per_tok"
-).split()
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "head_dim",
+    "qk_rope_head_dim",
+    "q_lora_rank",
+    "o_groups",
+    "o_lora_rank",
+    "swiglu_limit",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "rope_theta",
+    "compress_rope_theta",
+    "sliding_window",
+    "compress_ratios",
+    "kv_source_layer_ids",
+    "index_source_layer_ids",
+    "index_n_heads",
+    "index_head_dim",
+    "index_topk",
+    "candidate_source_layer_id",
+    "candidate_topk_blocks",
+    "candidate_block_size",
+    "moe_intermediate_size",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "routed_scaling_factor",
+    "hc_mult",
+    "hc_sinkhorn_iters",
+    "hc_eps",
+    "engram_layer_ids",
+    "engram_max_ngram_size",
+    "engram_vocab_size",
+    "engram_n_heads",
+    "engram_head_dim",
+    "engram_pad_token_id",
+    "engram_compressed_vocab_size",
+    "num_nextn_predict_layers",
+    "dspark_block_size",
+    "dspark_noise_token_id",
+    "dspark_target_layer_ids",
+    "dspark_markov_rank",
+    "dspark_n_routed_experts",
+    "dspark_num_experts_per_tok",
+)
 
 
 def config_json(config: NanoConfig, engram_rows: list[int]) -> dict[str, object]:
@@ -128,15 +166,16 @@ def config_json(config: NanoConfig, engram_rows: list[int]) -> dict[str, object]
     }
 
 
-def config_from_json(data: dict[str, object]) -> NanoConfig:
+def config_from_json(data: dict[str, Any]) -> NanoConfig:
     """Inverse of `config_json`. Raises KeyError for a missing field."""
     text = data["text_config"]
-    assert isinstance(text, dict)
-    fields = {name: tuple(text[name]) if isinstance(text[name], list) else text[name] for name in _DIRECT}
+    fields: dict[str, Any] = {}
+    for name in _DIRECT:
+        fields[name] = tuple(text[name]) if isinstance(text[name], list) else text[name]
     scaling = text["rope_scaling"]
     return NanoConfig(
         **fields,
         rope_factor=scaling["factor"],
         original_max_position_embeddings=scaling["original_max_position_embeddings"],
-        image_token_id=data["image_token_id"],  # type: ignore[arg-type]
+        image_token_id=data["image_token_id"],
     )

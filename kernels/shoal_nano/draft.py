@@ -3,6 +3,9 @@
 source  v41-flash.md section 10, dspark.md section 2
 """
 
+# torch leaves Tensor.unflatten and safetensors get_tensor unannotated.
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -70,7 +73,9 @@ def draft_blocks(net: Net, w: Served, features: Tensor, anchors: Tensor, tokens:
             gathered = far.gather(1, index.expand(-1, -1, far.shape[-1])).unflatten(1, (a, window))
             o, lse = net.op("block_attention", q, torch.cat((gathered, near), 2), visible, nu)
             cos, sin = (x.flatten(1, 2)[:, :, None] for x in own_angles)
-            out = net.op("attention_output", o.flatten(1, 2), lse.flatten(1, 2), w["mtp.attn.attn_sink"][block], cos, sin, nu)
+            out = net.op(
+                "attention_output", o.flatten(1, 2), lse.flatten(1, 2), w["mtp.attn.attn_sink"][block], cos, sin, nu
+            )
             return out.unflatten(1, (a, j))  # type: ignore[no-any-return]
 
         streams, pre, chosen = net.block(w, "mtp", block, streams, pre, (b, a, j), attend, c.dspark_num_experts_per_tok)

@@ -44,7 +44,8 @@ def engram_layout(config: NanoConfig) -> EngramLayout:
     table = torch.tensor(primes).view(len(config.engram_layer_ids), -1)
     bound = max(1, (2**63 - 1) // config.engram_compressed_vocab_size // 2)
     multipliers = [
-        np.random.default_rng(10007 * layer).integers(0, bound, size=config.engram_max_ngram_size, dtype=np.int64) * 2 + 1
+        np.random.default_rng(10007 * layer).integers(0, bound, size=config.engram_max_ngram_size, dtype=np.int64) * 2
+        + 1
         for layer in config.engram_layer_ids
     ]
     return EngramLayout(
@@ -55,7 +56,9 @@ def engram_layout(config: NanoConfig) -> EngramLayout:
     )
 
 
-def engram_rows(config: NanoConfig, layout: EngramLayout, compressed: Tensor, ids: Tensor, start: Tensor) -> list[Tensor]:
+def engram_rows(
+    config: NanoConfig, layout: EngramLayout, compressed: Tensor, ids: Tensor, start: Tensor
+) -> list[Tensor]:
     """Table rows of every token, one int64 [B, T, columns] per Engram layer.
 
     compressed  int64[V] compressed id of each token

@@ -2,7 +2,8 @@
 
     python -m shoal_nano.evaluate --data DIR (--release DIR | --training DIR) --out scores.json
 
-The scorer itself needs no torch: `shoal_nano.tasks.held_out_items` gives the questions and `check` judges any engine's answers.
+The scorer itself needs no torch: `shoal_nano.tasks.held_out_items` gives the questions and `check` judges any
+engine's answers.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ def accept_summary(results: list[Generated]) -> dict[str, float]:
     }
 
 
-def score_family(net: Net, w: Served, corpus: Corpus, family: str, count: int, sampling: Sampling, device: torch.device
-                 ) -> tuple[dict[str, object], list[Generated]]:  # fmt: skip
-    """Generate answers to held-out items of a family and check them. The reference answer serves as a guess to verify."""
+def score_family(
+    net: Net, w: Served, corpus: Corpus, family: str, count: int, sampling: Sampling, device: torch.device
+) -> tuple[dict[str, object], list[Generated]]:
+    """Generate answers to held-out items of a family and check them. The reference answer serves as a guess to
+    verify."""
     results: list[Generated] = []
     right, wrong = 0, []
     for row, item in enumerate(held_out_items(family, count, SEED)):
@@ -67,10 +70,18 @@ def score_family(net: Net, w: Served, corpus: Corpus, family: str, count: int, s
         if not is_right:
             wrong.append({"question": item.wanted.user[-120:], "wanted": item.wanted.answer, "answer": answer})
         results.append(result)
-    return {"items": count, "right": right, "share": round(right / count, 4), "accept": accept_summary(results), "wrong": wrong[:4]}, results
+    return {
+        "items": count,
+        "right": right,
+        "share": round(right / count, 4),
+        "accept": accept_summary(results),
+        "wrong": wrong[:4],
+    }, results
 
 
-def score_text(net: Net, w: Served, corpus: Corpus, count: int, sampling: Sampling, device: torch.device) -> dict[str, object]:
+def score_text(
+    net: Net, w: Served, corpus: Corpus, count: int, sampling: Sampling, device: torch.device
+) -> dict[str, object]:
     """Draft acceptance while continuing held-out text."""
     rng = random.Random(SEED)
     prompts = [corpus.text(rng, TEXT_PROMPT, held_out=True).ids for _ in range(count)]
@@ -78,7 +89,9 @@ def score_text(net: Net, w: Served, corpus: Corpus, count: int, sampling: Sampli
     return {"prompts": count, "accept": accept_summary(done)}
 
 
-def load_model(corpus: Corpus, release: Path | None, training: Path | None) -> tuple[NanoConfig, Parameters, torch.Tensor]:
+def load_model(
+    corpus: Corpus, release: Path | None, training: Path | None
+) -> tuple[NanoConfig, Parameters, torch.Tensor]:
     """Config, parameters and compressed ids from a release or a training checkpoint."""
     if release is not None:
         config, parameters = read_release(release)
@@ -120,7 +133,13 @@ def main() -> None:
                 pooled += results
                 scores["tasks accept"] = accept_summary(pooled)
                 a.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-                print(key, family, json.dumps(scores[family], ensure_ascii=False), f"{time.time() - began:.0f} s", flush=True)
+                print(
+                    key,
+                    family,
+                    json.dumps(scores[family], ensure_ascii=False),
+                    f"{time.time() - began:.0f} s",
+                    flush=True,
+                )
             scores["text"] = score_text(net, w, corpus, a.texts, sampling, device)
             a.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     print(json.dumps(report, ensure_ascii=False), flush=True)

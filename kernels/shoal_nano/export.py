@@ -1,6 +1,6 @@
 """Turn a training checkpoint into the shipped release.
 
-    python -m shoal_nano.export --data DIR --training DIR --out kernels/shoal_nano/release
+python -m shoal_nano.export --data DIR --training DIR --out kernels/shoal_nano/release
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from shoal_nano.released import read_release, write_release
 from shoal_nano.stream import Corpus
 from shoal_nano.train import corpus_config
 
-GENERATION_CONFIG = {"_from_model_config": True, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "do_sample": True, "temperature": 1.0}
+GENERATION_CONFIG = {
+    "_from_model_config": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "do_sample": True,
+    "temperature": 1.0,
+}
 
 
 class LossyRelease(Exception):

@@ -1,6 +1,7 @@
 """Generation by recomputing whole sequences, and what DSpark would have accepted along the way.
 
-Slow and simple: for scoring a checkpoint away from the engine. Numerics, bounded replay and selection are those of serving.
+Slow and simple: for scoring a checkpoint away from the engine. Numerics, bounded replay and selection are
+those of serving.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Sampling:
 
 @dataclass(slots=True)
 class Generated:
-    """prompt and output ids of one sequence; accepts: (accepted drafts, output tokens that were left) per draft round."""
+    """prompt and output ids of one sequence; accepts: (accepted drafts, output tokens that were left) per
+    draft round."""
 
     prompt: list[int]
     output: list[int]
@@ -52,13 +54,24 @@ def _noise(sampling: Sampling, row: int, position: int, vocab: int, device: torc
 
 def _pick(logits: Tensor, sampling: Sampling, row: int, position: int) -> int:
     if sampling.temperature:
-        logits = logits.float() / sampling.temperature + _noise(sampling, row, position, logits.shape[-1], logits.device)
+        logits = logits.float() / sampling.temperature + _noise(
+            sampling, row, position, logits.shape[-1], logits.device
+        )
     return int(logits.argmax())
 
 
 @torch.no_grad()
-def generate(net: Net, w: Served, prompt: list[int], max_tokens: int, sampling: Sampling, device: torch.device, *, row: int = 0,
-             guess: list[int] | None = None) -> Generated:  # fmt: skip
+def generate(
+    net: Net,
+    w: Served,
+    prompt: list[int],
+    max_tokens: int,
+    sampling: Sampling,
+    device: torch.device,
+    *,
+    row: int = 0,
+    guess: list[int] | None = None,
+) -> Generated:
     """Continue a prompt until EOS or `max_tokens`, then fill in the draft rounds.
 
     Each pass verifies what was guessed (the reference answer first, DSpark's drafts after it), so the output is that of
@@ -82,7 +95,9 @@ def generate(net: Net, w: Served, prompt: list[int], max_tokens: int, sampling: 
     return done
 
 
-def _draft(net: Net, w: Served, features: Tensor, replay: Tensor, tokens: list[int], prompt: int, sampling: Sampling, row: int) -> list[int]:
+def _draft(
+    net: Net, w: Served, features: Tensor, replay: Tensor, tokens: list[int], prompt: int, sampling: Sampling, row: int
+) -> list[int]:
     """DSpark's proposal behind the last token, which the target has not seen yet."""
     anchor = torch.tensor([[len(tokens) - 2]], device=features.device)
     previous = torch.tensor([[tokens[-1]]], device=features.device)
@@ -96,8 +111,11 @@ def _draft(net: Net, w: Served, features: Tensor, replay: Tensor, tokens: list[i
 
 
 @torch.no_grad()
-def accept_lengths(net: Net, w: Served, done: Generated, sampling: Sampling, row: int, device: torch.device) -> list[tuple[int, int]]:
-    """Walk the output as the decode loop would and count the drafts that equal it. Drafts past the end count as refused."""
+def accept_lengths(
+    net: Net, w: Served, done: Generated, sampling: Sampling, row: int, device: torch.device
+) -> list[tuple[int, int]]:
+    """Walk the output as the decode loop would and count the drafts that equal it. Drafts past the end count
+    as refused."""
     j = net.config.dspark_block_size
     tokens, prompt = done.prompt + done.output, len(done.prompt)
     if len(done.output) < 2:
@@ -112,7 +130,9 @@ def accept_lengths(net: Net, w: Served, done: Generated, sampling: Sampling, row
         logits, _ = markov(net, w, block.hidden[:, :, k], block.base[:, :, k], previous)
         if sampling.temperature:
             # The draft for position P + 2 + k is output number P + 2 + k - prompt.
-            noise = [_noise(sampling, row, p + 2 + k - prompt, net.config.vocab_size, device) for p in anchors[0].tolist()]
+            noise = [
+                _noise(sampling, row, p + 2 + k - prompt, net.config.vocab_size, device) for p in anchors[0].tolist()
+            ]
             logits = logits.float() / sampling.temperature + torch.stack(noise)
         previous = logits.argmax(-1)
         drafts.append(previous[0])

@@ -33,17 +33,21 @@ def token_loss(net: Net, w: Served, out: Forward, ids: Tensor, weight: Tensor) -
 
 
 def sample_anchors(weight: Tensor, count: int, block: int, generator: torch.Generator | None = None) -> Tensor:
-    """int64[B, count] positions P, drawn by the loss weight of their next token, far enough from the row's end."""
-    allowed = weight.clone()
+    """int64[B, count] positions P whose next token is trained on, far enough from the row's end."""
+    allowed = (weight > 0).float()
     allowed[:, -(block + 2) :] = 0
     return torch.multinomial(allowed + 1e-9, count, generator=generator).clamp(max=weight.shape[1] - block - 2)
 
 
-def draft_loss(net: Net, w: Served, out: Forward, ids: Tensor, weight: Tensor, low: Tensor, anchors: Tensor, token_share: float) -> DraftLoss:
+def draft_loss(
+    net: Net, w: Served, out: Forward, ids: Tensor, weight: Tensor, low: Tensor, anchors: Tensor, token_share: float
+) -> DraftLoss:
     """The draft against the frozen target's distributions along the data.
 
-    Slot j predicts the token at P + 2 + j. It counts while every token up to P + 1 + j is one the model is trained to write.
-    Loss = token_share x cross-entropy to the target's distribution + 0.9 x L1 + BCE of the confidence against 1 - L1 / 2.
+    Slot j predicts the token at P + 2 + j. It counts while every token up to P + 1 + j is one the model is
+    trained to write.
+    Loss = token_share x cross-entropy to the target's distribution + 0.9 x L1
+    + BCE of the confidence against 1 - L1 / 2.
 
     source  dspark.md section 2.4; the cross-entropy there takes the sampled token, ours the whole distribution
     """

@@ -3,6 +3,9 @@
 source  v41-flash.md sections 5 to 9
 """
 
+# torch leaves Tensor.unflatten and safetensors get_tensor unannotated.
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import math
@@ -61,7 +64,11 @@ def rope_frequencies(c: NanoConfig, compressed: bool) -> Tensor:
     f = c.compress_rope_theta ** (-2 * i / rd)
 
     def turn(beta: float) -> float:
-        return rd * math.log(c.original_max_position_embeddings / (2 * math.pi * beta)) / (2 * math.log(c.compress_rope_theta))
+        return (
+            rd
+            * math.log(c.original_max_position_embeddings / (2 * math.pi * beta))
+            / (2 * math.log(c.compress_rope_theta))
+        )
 
     low, high = max(math.floor(turn(32.0)), 0), min(math.ceil(turn(1.0)), rd - 1)
     m = 1 - ((i - low) / max(high - low, 1e-3)).clamp(0, 1)
@@ -69,7 +76,8 @@ def rope_frequencies(c: NanoConfig, compressed: bool) -> Tensor:
 
 
 def best_of(score: Tensor, k: int) -> Tensor:
-    """bool like `score`: its k largest of the last axis, never -inf. Ties go to the lowest index on CPU, to any on a GPU."""
+    """bool like `score`: its k largest of the last axis, never -inf. Ties go to the lowest index on CPU, to
+    any on a GPU."""
     k = min(k, score.shape[-1])
     if score.device.type == "cpu":
         values, indices = (x[..., :k] for x in torch.sort(score, dim=-1, descending=True, stable=True))
@@ -84,8 +92,15 @@ class Net:
     sparse  whether layers read only the indexer's choice
     """
 
-    def __init__(self, config: NanoConfig, compressed_ids: Tensor, numerics: Numerics, *, compiled: bool = False,
-                 attention: Callable[..., tuple[Tensor, Tensor]] = plain_attention) -> None:  # fmt: skip
+    def __init__(
+        self,
+        config: NanoConfig,
+        compressed_ids: Tensor,
+        numerics: Numerics,
+        *,
+        compiled: bool = False,
+        attention: Callable[..., tuple[Tensor, Tensor]] = plain_attention,
+    ) -> None:
         self.config, self.nu = config, numerics
         self.compressed_ids = compressed_ids
         self.attention = attention
@@ -128,8 +143,17 @@ class Net:
         """Weights as the checkpoint stores them, once per step."""
         return served_weights(parameters, self.config, self.nu)
 
-    def forward(self, w: Served, ids: Tensor, start: Tensor, replay: Tensor, *, sparse: bool, sampled_rows: Tensor | None = None,
-                probe: dict[str, Tensor] | None = None) -> Forward:  # fmt: skip
+    def forward(
+        self,
+        w: Served,
+        ids: Tensor,
+        start: Tensor,
+        replay: Tensor,
+        *,
+        sparse: bool,
+        sampled_rows: Tensor | None = None,
+        probe: dict[str, Tensor] | None = None,
+    ) -> Forward:
         """One causal pass. ids, start, replay int[B, T] as in `Packed`.
 
         sampled_rows  int64[R] positions at which the indexer's loss is taken, or None for no such loss
@@ -160,15 +184,23 @@ class Net:
         hidden = self.op("rms_norm", self.op("collapse", streams, pre, nu), w["norm"][0], c.rms_norm_eps, nu)
         zero = torch.zeros((), device=ids.device, dtype=nu.math)
         index_loss = torch.stack(shared.divergences).mean() if shared.divergences else zero
-        return Forward(hidden=hidden.unflatten(0, (b, t)), features=torch.cat(taps, -1).unflatten(0, (b, t)),
-                       loads=torch.stack(loads), index_loss=index_loss)  # fmt: skip
+        return Forward(
+            hidden=hidden.unflatten(0, (b, t)),
+            features=torch.cat(taps, -1).unflatten(0, (b, t)),
+            loads=torch.stack(loads),
+            index_loss=index_loss,
+        )
 
     def layout_on(self, device: torch.device) -> EngramLayout:
         """The Engram constants on `device`."""
         if self.layout.primes.device != device:
             old = self.layout
-            self.layout = EngramLayout(primes=old.primes.to(device), offsets=old.offsets.to(device),
-                                       multipliers=old.multipliers.to(device), rows=old.rows)  # fmt: skip
+            self.layout = EngramLayout(
+                primes=old.primes.to(device),
+                offsets=old.offsets.to(device),
+                multipliers=old.multipliers.to(device),
+                rows=old.rows,
+            )
         return self.layout
 
     def logits(self, w: Served, hidden: Tensor) -> Tensor:
@@ -177,10 +209,28 @@ class Net:
     def _engram(self, w: Served, e: int, rows: Tensor, streams: Tensor) -> Tensor:
         values = F.embedding(rows, w[f"engram.embed.{e}"][0]).flatten(1)
         kv = self.linear(values, w["engram.wkv"][e])
-        return self.op("engram_gate", streams, kv, w["engram.q_weight"][e], w["engram.k_weight"][e], self.config.rms_norm_eps, self.nu)
+        out: Tensor = self.op(
+            "engram_gate",
+            streams,
+            kv,
+            w["engram.q_weight"][e],
+            w["engram.k_weight"][e],
+            self.config.rms_norm_eps,
+            self.nu,
+        )
+        return out
 
-    def block(self, w: Served, prefix: str, layer: int, streams: Tensor, pre: Tensor, shape: tuple[int, ...],
-              attend: Callable[[Tensor, Tensor], Tensor], top: int) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    def block(
+        self,
+        w: Served,
+        prefix: str,
+        layer: int,
+        streams: Tensor,
+        pre: Tensor,
+        shape: tuple[int, ...],
+        attend: Callable[[Tensor, Tensor], Tensor],
+        top: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """One block of the backbone or the draft: attention and experts, each between mHC mixes.
 
         attend  (plain copy, Q8 copy), both [*shape, D] -> wo_a input [*shape, H * d]
@@ -193,12 +243,18 @@ class Net:
 
         def mix(kind: str) -> tuple[Tensor, Tensor, Tensor]:
             fn, scale, base = (part(f"hc_{kind}_{piece}") for piece in ("fn", "scale", "base"))
-            return self.op("mix", streams, fn, scale, base, c.hc_sinkhorn_iters, c.hc_eps, c.rms_norm_eps, nu)
+            mixed: tuple[Tensor, Tensor, Tensor] = self.op(
+                "mix", streams, fn, scale, base, c.hc_sinkhorn_iters, c.hc_eps, c.rms_norm_eps, nu
+            )
+            return mixed
 
         a_pre, post, comb = mix("attn")
         plain, cast = self.op("collapse_norm_cast", streams, pre, part("attn_norm"), c.rms_norm_eps, nu)
         o = attend(plain.unflatten(0, shape), cast.unflatten(0, shape)).flatten(0, -2)
-        groups = [self.linear(x, g) for x, g in zip(o.chunk(c.o_groups, -1), part("attn.wo_a").chunk(c.o_groups, 0), strict=True)]
+        groups = [
+            self.linear(x, g)
+            for x, g in zip(o.chunk(c.o_groups, -1), part("attn.wo_a").chunk(c.o_groups, 0), strict=True)
+        ]
         y = self.linear(self.op("q8", torch.cat(groups, -1), nu), part("attn.wo_b"))
         streams = self.op("expand", y, streams, post, comb, nu)
         f_pre, post, comb = mix("ffn")
@@ -209,7 +265,9 @@ class Net:
         streams = self.op("expand", self.linear(u, part("w2all")), streams, post, comb, nu)
         return streams, f_pre, chosen
 
-    def query(self, w: Served, prefix: str, layer: int, cast: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def query(
+        self, w: Served, prefix: str, layer: int, cast: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Q8 of the low-rank query [..., q] and the rotated heads [..., H, d]."""
         c, nu = self.config, self.nu
         raw = self.linear(cast, w[f"{prefix}.attn.wq_a"][layer])
@@ -217,8 +275,9 @@ class Net:
         q = self.linear(qr, w[f"{prefix}.attn.wq_b"][layer]).unflatten(-1, (c.num_attention_heads, c.head_dim))
         return qr, self.op("rope", q, cos[..., None, :], sin[..., None, :], nu)
 
-    def _attention_of(self, w: Served, layer: int, low: Tensor, start: Tensor, shared: _Shared, sparse: bool,
-                      sampled: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:  # fmt: skip
+    def _attention_of(
+        self, w: Served, layer: int, low: Tensor, start: Tensor, shared: _Shared, sparse: bool, sampled: Tensor | None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
         c, nu = self.config, self.nu
         ratio = c.compress_ratios[layer]
 
@@ -264,9 +323,20 @@ class Net:
         raw = self.linear(latent.detach(), w["indexer.wk"][s])
         shared.index_keys[layer] = self.op("index_key", raw, w["indexer.k_norm"][s], cos, sin, c.rms_norm_eps, nu)
 
-    def _index(self, w: Served, layer: int, qr: Tensor, plain: Tensor, start: Tensor, shared: _Shared,
-               angles: tuple[Tensor, Tensor], sparse: bool, sampled: Tensor | None) -> None:  # fmt: skip
-        """Score entries and choose the best. Gradients reach the indexer through its own loss alone, so inputs are detached."""
+    def _index(
+        self,
+        w: Served,
+        layer: int,
+        qr: Tensor,
+        plain: Tensor,
+        start: Tensor,
+        shared: _Shared,
+        angles: tuple[Tensor, Tensor],
+        sparse: bool,
+        sampled: Tensor | None,
+    ) -> None:
+        """Score entries and choose the best. Gradients reach the indexer through its own loss alone, so inputs
+        are detached."""
         c, nu = self.config, self.nu
         i = c.index_source_layer_ids.index(layer)
         keys = shared.index_keys[c.source_of(layer, c.kv_source_layer_ids)]
@@ -274,7 +344,9 @@ class Net:
         cos, sin = angles
 
         def scores(rows: Tensor | slice) -> Tensor:
-            raw = self.linear(qr.detach()[:, rows], w["indexer.wq_b"][i]).unflatten(-1, (c.index_n_heads, c.index_head_dim))
+            raw = self.linear(qr.detach()[:, rows], w["indexer.wq_b"][i]).unflatten(
+                -1, (c.index_n_heads, c.index_head_dim)
+            )
             iq = self.op("index_vector", raw, cos[rows][:, None], sin[rows][:, None], nu)
             heads = self.linear(plain.detach()[:, rows], w["indexer.weights_proj"][i])
             out: Tensor = self.op("index_scores", iq, heads, keys, nu)
@@ -294,7 +366,8 @@ class Net:
             shared.selected[layer] = best_of(score, c.index_topk)
 
     def _candidates(self, score: Tensor, start: Tensor) -> Tensor:
-        """bool[B, T, G]: entries of the best blocks. Documents start at block boundaries, so blocks never straddle them."""
+        """bool[B, T, G]: entries of the best blocks. Documents start at block boundaries, so blocks never
+        straddle them."""
         c = self.config
         size = c.candidate_block_size
         padded = F.pad(score, (0, -score.shape[-1] % size), value=float("-inf"))
@@ -305,7 +378,9 @@ class Net:
         chosen = best_of(block, c.candidate_topk_blocks)
         return chosen.repeat_interleave(size, -1)[..., : score.shape[-1]]
 
-    def _divergence(self, q: Tensor, entries: Tensor, lse: Tensor, start: Tensor, ratio: int, scores: Tensor, rows: Tensor) -> Tensor:
+    def _divergence(
+        self, q: Tensor, entries: Tensor, lse: Tensor, start: Tensor, ratio: int, scores: Tensor, rows: Tensor
+    ) -> Tensor:
         """KL from the layer's attention over all visible entries (heads summed) to the softmax of the index scores."""
         with torch.no_grad():
             visible = visible_entries(start, ratio, entries.shape[1], rows)

@@ -1,10 +1,14 @@
 """The pointwise parts of a V4.1 block as plain functions on tensors, so that a compiler can fuse each of them.
 
-`Numerics` says what the arithmetic is: `EXACT` is float64 without casts, `SERVED` holds activations in bfloat16, computes
+`Numerics` says what the arithmetic is: `EXACT` is float64 without casts, `SERVED` holds activations in
+bfloat16, computes
 in float32 and applies every released cast. N rows = batch x positions; D hidden size; S streams.
 
 source  v41-flash.md sections 5 to 9
 """
+
+# torch leaves Tensor.unflatten and safetensors get_tensor unannotated.
+# mypy: allow-untyped-calls
 
 from __future__ import annotations
 
@@ -55,8 +59,9 @@ def collapse_norm_cast(streams: Tensor, pre: Tensor, w: Tensor, eps: float, nu: 
     return x, q8(x, nu)
 
 
-def mix(streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, iters: int, hc_eps: float, eps: float, nu: Numerics
-        ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def mix(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, iters: int, hc_eps: float, eps: float, nu: Numerics
+) -> tuple[Tensor, Tensor, Tensor]:
     """mHC coefficients pre [N, S], post [N, S], comb [N, S, S]; comb[:, j, k] goes from stream j to stream k."""
     s = streams.shape[1]
     u = streams.flatten(1).to(nu.math)
@@ -81,7 +86,8 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor, nu: Numerics)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, nu: Numerics) -> Tensor:
-    """Rotate interleaved pairs of the last 2 * cos.shape[-1] columns. cos and sin broadcast against x's leading axes."""
+    """Rotate interleaved pairs of the last 2 * cos.shape[-1] columns. cos and sin broadcast against x's
+    leading axes."""
     width = 2 * cos.shape[-1]
     plain, turned = x[..., :-width], x[..., -width:].to(nu.math).unflatten(-1, (-1, 2))
     a, b = turned[..., 0], turned[..., 1]
@@ -114,7 +120,8 @@ def pool_pairs(score: Tensor, value: Tensor, w: Tensor, eps: float, nu: Numerics
 
 
 def attention_output(o: Tensor, lse: Tensor, sink: Tensor, cos: Tensor, sin: Tensor, nu: Numerics) -> Tensor:
-    """[B, T, H, d] softmax averages without sink, and their log-sum-exp [B, T, H] -> Q8 input of wo_a, [B, T, H * d]."""
+    """[B, T, H, d] softmax averages without sink, and their log-sum-exp [B, T, H] -> Q8 input of wo_a, [B, T,
+    H * d]."""
     kept = torch.sigmoid(lse.to(nu.math) - sink.to(nu.math))
     y = rope((o.to(nu.math) * kept[..., None]).to(nu.act), cos, -sin, nu)
     return q8(y.flatten(2), nu)

@@ -10,7 +10,16 @@ from shoal_nano.weights import Parameters, specs
 
 # Adam's step sizes relative to its base rate, by ending of the stack's name; the first match counts.
 _ADAM_SCALE = {"_fn": 0.15, "_bias": 0.0}
-_ADAM_MATRICES = ("embed", "head", "ffn.gate", "weights_proj", "confidence", "_fn", "engram.q_weight", "engram.k_weight")
+_ADAM_MATRICES = (
+    "embed",
+    "head",
+    "ffn.gate",
+    "weights_proj",
+    "confidence",
+    "_fn",
+    "engram.q_weight",
+    "engram.k_weight",
+)
 
 
 def is_muon(name: str, shape: tuple[int, ...]) -> bool:
@@ -32,14 +41,23 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         s = x @ x.mT
         x = a * x + (b * s + c * (s @ s)) @ x
-    return (x.mT if tall else x).to(g.dtype)
+    result: Tensor = (x.mT if tall else x).to(g.dtype)
+    return result
 
 
 class Optimiser:
     """Muon (Nesterov momentum, update RMS 0.2 x rate, decoupled decay) and AdamW over named parameters."""
 
-    def __init__(self, parameters: Parameters, config: NanoConfig, *, muon_rate: float, adam_rate: float, decay: float,
-                 momentum: float = 0.95) -> None:  # fmt: skip
+    def __init__(
+        self,
+        parameters: Parameters,
+        config: NanoConfig,
+        *,
+        muon_rate: float,
+        adam_rate: float,
+        decay: float,
+        momentum: float = 0.95,
+    ) -> None:
         known = specs(config)
         self._muon = {n: p for n, p in parameters.items() if is_muon(n, known[n].shape)}
         self._buffers = {n: torch.zeros_like(p) for n, p in self._muon.items()}
@@ -74,7 +92,7 @@ class Optimiser:
             update = orthogonalise(torch.cat(directions))
             lr = self._muon_rate * rate
             scale = 0.2 * max(update.shape[-2:]) ** 0.5
-            for name, piece in zip(names, update.split([len(d) for d in directions]), strict=True):
+            for name, piece in zip(names, torch.split(update, [len(d) for d in directions]), strict=True):
                 p = self._muon[name]
                 p.mul_(1 - lr * self._decay).add_(piece.view_as(p), alpha=-lr * scale)
                 p.grad = None

@@ -81,11 +81,21 @@ class DialogueEncoder:
         return Document(family=family, ids=ids, weights=weights, prompt_length=prompt_length)
 
 
-def pack(documents: Iterator[Document], rows: int, length: int, rng: random.Random, *, replay_rows: int, replay_share: float,
-         pad_id: int, pool: int = 64) -> Iterator[Packed]:  # fmt: skip
+def pack(
+    documents: Iterator[Document],
+    rows: int,
+    length: int,
+    rng: random.Random,
+    *,
+    replay_rows: int,
+    replay_share: float,
+    pad_id: int,
+    pool: int = 64,
+) -> Iterator[Packed]:
     """Fill `rows` x `length` arrays with documents, taking for each gap the largest waiting document that fits.
 
-    A document longer than a row is cut. `replay_share` of the documents get the window bound of bounded replay: rows from
+    A document longer than a row is cut. `replay_share` of the documents get the window bound of bounded
+    replay: rows from
     `prompt_length - replay_rows` on do not see decoder window keys below it (v41-flash.md section 8.4).
     """
     waiting: list[Document] = []

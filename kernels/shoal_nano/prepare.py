@@ -1,6 +1,6 @@
 """Build what training reads: tokenizer.json, text tokens, the recipe's tools text. Run once, on any machine.
 
-    python -m shoal_nano.prepare --stdlib /usr/lib/python3.11 --docs DIR/html/_sources --out DIR
+python -m shoal_nano.prepare --stdlib /usr/lib/python3.11 --docs DIR/html/_sources --out DIR
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def main() -> None:
     config = NanoConfig()
     trained_on = [file for file in files if not file.is_held_out]
     tokenizer = train_tokenizer(bpe_corpus(trained_on, texts, random.Random(0)), config.vocab_size)
-    (out / "tokenizer.json").write_text(json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, separators=(",", ":")))
+    (out / "tokenizer.json").write_text(
+        json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
+    )
     (out / "tools.json").write_text(json.dumps({"before": texts.before, "after": texts.after}))
     bos = tokenizer.token_to_id(BOS)
     for name, held_out in (("train", False), ("held_out", True)):

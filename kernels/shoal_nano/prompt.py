@@ -1,6 +1,7 @@
 """V4.1's prompt template, enough of it to render training items without the recipe library.
 
-The fixed English text of the tools section is not kept here: `tools_texts` takes it from the recipe once, on the machine
+The fixed English text of the tools section is not kept here: `tools_texts` takes it from the recipe once, on
+the machine
 that prepares the data. A unit test compares whole prompts with the recipe's own.
 """
 

@@ -1,7 +1,11 @@
-"""The released number formats as differentiable casts: the value is the stored one, the gradient passes straight through.
+"""The released number formats as differentiable casts: the value is the stored one, the gradient passes
+straight through.
 
 source  v41-flash.md section 4
 """
+
+# torch leaves Tensor.unflatten and safetensors get_tensor unannotated.
+# mypy: allow-untyped-calls
 
 from __future__ import annotations
 

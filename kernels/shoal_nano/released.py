@@ -3,6 +3,9 @@
 source  v41-flash.md sections 3 and 4
 """
 
+# torch leaves Tensor.unflatten and safetensors get_tensor unannotated.
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import json
@@ -21,8 +24,16 @@ from shoal_nano.engram import engram_layout
 from shoal_nano.weights import Parameters, specs
 
 _BLOCK_NAMES = (
-    "attn.wq_a", "attn.q_norm", "attn.wq_b", "attn.wkv", "attn.kv_norm", "attn.wo_a", "attn.wo_b", "attn_norm", "ffn_norm",
-)  # fmt: skip
+    "attn.wq_a",
+    "attn.q_norm",
+    "attn.wq_b",
+    "attn.wkv",
+    "attn.kv_norm",
+    "attn.wo_a",
+    "attn.wo_b",
+    "attn_norm",
+    "ffn_norm",
+)
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
@@ -73,9 +84,14 @@ def places(c: NanoConfig) -> Iterator[Place]:
     for block in range(c.num_nextn_predict_layers):
         named += _block_places(f"mtp.{block}", "mtp", block, c.dspark_n_routed_experts)
     last = c.num_nextn_predict_layers - 1
-    named += [("mtp.0.main_proj", "mtp.main_proj", ()), ("mtp.0.main_norm", "mtp.main_norm", ()), (f"mtp.{last}.norm", "mtp.norm", ()),
-              (f"mtp.{last}.markov_head.embed", "mtp.markov_embed", ()), (f"mtp.{last}.markov_head.head", "mtp.markov_head", ()),
-              (f"mtp.{last}.confidence_head.proj", "mtp.confidence", ())]  # fmt: skip
+    named += [
+        ("mtp.0.main_proj", "mtp.main_proj", ()),
+        ("mtp.0.main_norm", "mtp.main_norm", ()),
+        (f"mtp.{last}.norm", "mtp.norm", ()),
+        (f"mtp.{last}.markov_head.embed", "mtp.markov_embed", ()),
+        (f"mtp.{last}.markov_head.head", "mtp.markov_head", ()),
+        (f"mtp.{last}.confidence_head.proj", "mtp.confidence", ()),
+    ]
     known = specs(c)
     for name, stack, index in named:
         yield Place(name=name, stack=stack, index=index, storage=known[stack].storage)
@@ -121,7 +137,10 @@ def decode(data: Tensor, scale: Tensor | None, storage: str) -> Tensor:
         return data.float()
     factor = torch.exp2(scale.view(torch.uint8).double() - 127).float()
     if storage == "fp8":
-        return data.float() * factor.repeat_interleave(32, -1).repeat_interleave(32, -2)[..., : data.shape[-2], : data.shape[-1]]
+        return (
+            data.float()
+            * factor.repeat_interleave(32, -1).repeat_interleave(32, -2)[..., : data.shape[-2], : data.shape[-1]]
+        )
     if storage == "fp8_rows":
         return data.float() * factor.repeat_interleave(32, -1)
     codes = data.view(torch.uint8).long()

@@ -24,12 +24,31 @@ class Stage:
     index_weight: float = 1.0
 
 
-_WEIGHTS = {"text": 1.0, "recall": 4.0, "copy": 2.0, "sort": 2.0, "arithmetic": 3.0, "reason": 2.0, "json": 2.0, "tool": 2.0, "chat": 1.0}
+_WEIGHTS = {
+    "text": 1.0,
+    "recall": 4.0,
+    "copy": 2.0,
+    "sort": 2.0,
+    "arithmetic": 3.0,
+    "reason": 2.0,
+    "json": 2.0,
+    "tool": 2.0,
+    "chat": 1.0,
+}
 STAGES = {
     "base": Stage(
         mixture=Mixture(
-            shares={"text": 0.30, "recall": 0.30, "tool": 0.11, "json": 0.06, "copy": 0.07, "sort": 0.06, "arithmetic": 0.06,
-                    "reason": 0.03, "chat": 0.01},
+            shares={
+                "text": 0.30,
+                "recall": 0.30,
+                "tool": 0.11,
+                "json": 0.06,
+                "copy": 0.07,
+                "sort": 0.06,
+                "arithmetic": 0.06,
+                "reason": 0.03,
+                "chat": 0.01,
+            },
             weights=_WEIGHTS,
         ),
         sparse_from=0.62,
@@ -38,13 +57,22 @@ STAGES = {
     ),
     "final": Stage(
         mixture=Mixture(
-            shares={"text": 0.22, "recall": 0.30, "tool": 0.10, "json": 0.05, "copy": 0.06, "sort": 0.13, "arithmetic": 0.08,
-                    "reason": 0.04, "chat": 0.02},
+            shares={
+                "text": 0.30,
+                "recall": 0.34,
+                "tool": 0.10,
+                "json": 0.05,
+                "copy": 0.06,
+                "sort": 0.05,
+                "arithmetic": 0.06,
+                "reason": 0.03,
+                "chat": 0.01,
+            },
             weights=_WEIGHTS,
         ),
         sparse_from=0.0,
         draft_from=0.0,
-        rate=0.6,
-        plateau=0.3,
+        rate=0.7,
+        plateau=0.35,
     ),
-}  # fmt: skip
+}

@@ -88,7 +88,9 @@ def batches(corpus: Corpus, mixture: Mixture, rows: int, length: int, seed: str)
     """The stream of one worker; the seed decides it entirely."""
     rng = random.Random(seed)
     source = documents(corpus, mixture, length, rng)
-    return pack(source, rows, length, rng, replay_rows=REPLAY_ROWS, replay_share=mixture.replay_share, pad_id=corpus.pad_id)
+    return pack(
+        source, rows, length, rng, replay_rows=REPLAY_ROWS, replay_share=mixture.replay_share, pad_id=corpus.pad_id
+    )
 
 
 def _work(queue: Any, folder: Path, mixture: Mixture, rows: int, length: int, seed: str) -> None:
@@ -113,7 +115,9 @@ class Workers:
             process.start()
         return self._read()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for process in self._processes:
             process.terminate()
             process.join(10)

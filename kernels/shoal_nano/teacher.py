@@ -25,9 +25,18 @@ def _then_padding(documents: Sequence[Document], pad_id: int) -> Iterator[Docume
         yield Document(family="", ids=[pad_id] * 8, weights=[0.0] * 8, prompt_length=8)
 
 
-def score_documents(net: Net, parameters: Parameters, corpus: Corpus, families: Sequence[str], rows: int, length: int,
-                    device: torch.device, full: bool) -> dict[str, float]:  # fmt: skip
-    """Share of right held-out items per family, served numerics and bounded replay; for `text` the mean loss in nats."""
+def score_documents(
+    net: Net,
+    parameters: Parameters,
+    corpus: Corpus,
+    families: Sequence[str],
+    rows: int,
+    length: int,
+    device: torch.device,
+    full: bool,
+) -> dict[str, float]:
+    """Share of right held-out items per family, served numerics and bounded replay; for `text` the mean loss
+    in nats."""
     documents = []
     for family in families:
         count = ITEMS if full else 4
@@ -36,8 +45,15 @@ def score_documents(net: Net, parameters: Parameters, corpus: Corpus, families: 
     random.Random(0).shuffle(documents)
     total = len(documents)
     right: dict[str, list[float]] = {family: [] for family in families}
-    source = pack(_then_padding(documents, corpus.pad_id), rows, length, random.Random(0), replay_rows=REPLAY_ROWS,
-                  replay_share=1.0, pad_id=corpus.pad_id)  # fmt: skip
+    source = pack(
+        _then_padding(documents, corpus.pad_id),
+        rows,
+        length,
+        random.Random(0),
+        replay_rows=REPLAY_ROWS,
+        replay_share=1.0,
+        pad_id=corpus.pad_id,
+    )
     done = 0
     # Gradients stay on although nobody asks for them: the compiled forward of training is used as it is.
     w = net.serve(parameters)

@@ -15,10 +15,22 @@ LATEST_REMINDER, IMAGE = "<｜latest_reminder｜>", "<｜deepseek_image｜>"
 LEADING = (BOS, EOS, PAD, USER, ASSISTANT, THINK, END_THINK, DSML, SYSTEM, LATEST_REMINDER)
 # The last ids: tokens that nano's training never shows.
 TRAILING = (
-    "<｜action｜>", "<｜query｜>", "<｜authority｜>", "<｜domain｜>", "<｜title｜>", "<｜read_url｜>",
-    "<｜ref｜>", "<｜/ref｜>", "<｜box｜>", "<｜/box｜>", "<｜point｜>", "<｜/point｜>", "<｜polygon｜>", "<｜/polygon｜>",
+    "<｜action｜>",
+    "<｜query｜>",
+    "<｜authority｜>",
+    "<｜domain｜>",
+    "<｜title｜>",
+    "<｜read_url｜>",
+    "<｜ref｜>",
+    "<｜/ref｜>",
+    "<｜box｜>",
+    "<｜/box｜>",
+    "<｜point｜>",
+    "<｜/point｜>",
+    "<｜polygon｜>",
+    "<｜/polygon｜>",
     IMAGE,
-)  # fmt: skip
+)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -51,15 +63,21 @@ def compressed_ids(tokenizer: Tokenizer) -> list[int]:
     """
     pipeline = normalizers.Sequence(
         [
-            normalizers.NFKC(), normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase(),
-            normalizers.Replace(Regex("[ \t\r\n]+"), " "), normalizers.Replace(Regex("^ $"), "\ue000"),
-            normalizers.Strip(), normalizers.Replace("\ue000", " "),
+            normalizers.NFKC(),
+            normalizers.NFD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex("[ \t\r\n]+"), " "),
+            normalizers.Replace(Regex("^ $"), "\ue000"),
+            normalizers.Strip(),
+            normalizers.Replace("\ue000", " "),
         ]
-    )  # fmt: skip
+    )
     seen: dict[str, int] = {}
     result = []
     for token_id in range(tokenizer.get_vocab_size()):
         text = tokenizer.decode([token_id], skip_special_tokens=False)
-        key = tokenizer.id_to_token(token_id) if "\ufffd" in text else pipeline.normalize_str(text) or text
+        raw = tokenizer.id_to_token(token_id) or ""
+        key = raw if "\ufffd" in text else pipeline.normalize_str(text) or text
         result.append(seen.setdefault(key, len(seen)))
     return result

@@ -3,7 +3,8 @@
     python -m shoal_nano.train --data DIR --out DIR --minutes 9 --stage base
     python -m shoal_nano.train --data DIR --out DIR --minutes 9 --stage final --resume DIR
 
-Stage `base` starts with every visible entry in sight while the indexer learns what the attention looks at; from then on, and
+Stage `base` starts with every visible entry in sight while the indexer learns what the attention looks at;
+from then on, and
 in stage `final`, layers read the indexer's choice. All casts of serving are on from the first step.
 """
 
@@ -43,12 +44,19 @@ def corpus_config(corpus: Corpus) -> tuple[NanoConfig, Tensor]:
     """Nano's configuration with the ids of this tokenizer, and Engram's compressed ids."""
     tokenizer = corpus.tokenizer
     compressed = compressed_ids(tokenizer)
+
+    def id_of(token: str) -> int:
+        found = tokenizer.token_to_id(token)
+        if found is None:
+            raise ValueError(f"the tokenizer has no {token}")
+        return found
+
     config = replace(
         NanoConfig(),
         vocab_size=tokenizer.get_vocab_size(),
         engram_compressed_vocab_size=max(compressed) + 1,
-        dspark_noise_token_id=tokenizer.token_to_id(SYSTEM),
-        image_token_id=tokenizer.token_to_id(IMAGE),
+        dspark_noise_token_id=id_of(SYSTEM),
+        image_token_id=id_of(IMAGE),
     )
     return config, torch.tensor(compressed)
 
@@ -76,7 +84,10 @@ class Trainer:
     def step(self, packed: Packed, progress: float, step: int) -> None:
         """One optimiser step."""
         stage = self.stage
-        ids, start, replay = (torch.from_numpy(x).to(self.device, non_blocking=True).long() for x in (packed.ids, packed.start, packed.replay))
+        ids, start, replay = (
+            torch.from_numpy(x).to(self.device, non_blocking=True).long()
+            for x in (packed.ids, packed.start, packed.replay)
+        )
         weight = torch.from_numpy(packed.weight).to(self.device, non_blocking=True)
         w = self.net.serve(self.parameters)
         rows = torch.randperm(ids.shape[1], generator=self.generator)[:SAMPLED_ROWS].sort().values.to(self.device)
@@ -94,7 +105,7 @@ class Trainer:
             total = total + draft.total
             loads["mtp"] = draft.loads
             self._note(draft=draft.total, length=draft.length, hits=draft.hits)
-        total.backward()
+        torch.autograd.backward(total)
         self.optimiser.step(self.rate(progress, step))
         self._balance(loads)
         self._note(loss=loss, index=out.index_loss)
@@ -135,7 +146,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--max-steps", type=int, default=10**9)
-    parser.add_argument("--sweep", action="store_true", help="go through all phases within the first steps, to compile them")
+    parser.add_argument(
+        "--sweep", action="store_true", help="go through all phases within the first steps, to compile them"
+    )
     a = parser.parse_args()
     began = time.time()
     stage = STAGES[a.stage]
@@ -146,18 +159,29 @@ def main() -> None:
         torch.manual_seed(a.seed)
         torch.backends.cuda.matmul.allow_tf32 = True
         torch._dynamo.config.cache_size_limit = 64
-        parameters, log = initial_parameters(config, a.seed), {"runs": []}
+        log: dict[str, object] = {"runs": []}
         if a.resume:
             parameters, log = checkpoint.load(a.resume)
+        else:
+            parameters = initial_parameters(config, a.seed)
         runs = log["runs"]
         assert isinstance(runs, list)
         parameters = {n: p.to(device).requires_grad_(not n.endswith("gate_bias")) for n, p in parameters.items()}
         on_gpu = device.type == "cuda"
         attention = FlexAttention() if on_gpu else plain_attention
         net = Net(config, compressed.to(device), SERVED, compiled=on_gpu, attention=attention)
-        optimiser = Optimiser(parameters, config, muon_rate=stage.muon_rate, adam_rate=stage.adam_rate, decay=stage.decay)
-        trainer = Trainer(net=net, parameters=parameters, optimiser=optimiser, stage=stage, device=device,
-                          num_anchors=a.anchors, generator=torch.Generator().manual_seed(a.seed))  # fmt: skip
+        optimiser = Optimiser(
+            parameters, config, muon_rate=stage.muon_rate, adam_rate=stage.adam_rate, decay=stage.decay
+        )
+        trainer = Trainer(
+            net=net,
+            parameters=parameters,
+            optimiser=optimiser,
+            stage=stage,
+            device=device,
+            num_anchors=a.anchors,
+            generator=torch.Generator().manual_seed(a.seed),
+        )
         print(f"set up in {time.time() - began:.1f} s", flush=True)
         history = []
         step, limit, clock = 0, a.minutes * 60, time.time()
@@ -177,16 +201,32 @@ def main() -> None:
                 if not math.isfinite(float(trainer.sums["loss"])):
                     raise SystemExit("the loss is not finite")
                 history.append(line)
-        scores = score_documents(net, parameters, corpus, (*CHECKED_FAMILIES, "text"), a.rows, a.length, device, step > 100)
+        scores = score_documents(
+            net, parameters, corpus, (*CHECKED_FAMILIES, "text"), a.rows, a.length, device, step > 100
+        )
         print(json.dumps(scores), flush=True)
         memory = torch.cuda.max_memory_allocated() if on_gpu else 0
         runs.append(
-            {"stage": a.stage, "seed": a.seed, "minutes": round((time.time() - began) / 60, 2), "steps": step, "tokens": trainer.tokens,
-             "rows": a.rows, "length": a.length, "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-             "torch": torch.__version__, "peak_bytes": memory, "scores": scores, "history": history[:: max(1, len(history) // 40)]}
-        )  # fmt: skip
+            {
+                "stage": a.stage,
+                "seed": a.seed,
+                "minutes": round((time.time() - began) / 60, 2),
+                "steps": step,
+                "tokens": trainer.tokens,
+                "rows": a.rows,
+                "length": a.length,
+                "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+                "torch": torch.__version__,
+                "peak_bytes": memory,
+                "scores": scores,
+                "history": history[:: max(1, len(history) // 40)],
+            }
+        )
         checkpoint.save(parameters, log, a.out)
-        print(f"done: {step} steps, {trainer.tokens} tokens, {time.time() - began:.1f} s, {memory / 2**30:.1f} GiB", flush=True)
+        print(
+            f"done: {step} steps, {trainer.tokens} tokens, {time.time() - began:.1f} s, {memory / 2**30:.1f} GiB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

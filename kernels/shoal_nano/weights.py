@@ -1,6 +1,7 @@
 """Nano's parameters: one stacked tensor per kind, so that casts and optimiser steps run over all layers at once.
 
-`specs` names every stack with its shape; `served_weights` turns the master tensors into the values the checkpoint stores,
+`specs` names every stack with its shape; `served_weights` turns the master tensors into the values the
+checkpoint stores,
 one list entry per layer.
 """
 
@@ -85,7 +86,9 @@ def specs(c: NanoConfig) -> dict[str, Spec]:
         "compressor.norm": Spec(shape=(len(sources), h), storage="bf16", fill=1.0),
         "indexer.wk": Spec(shape=(len(sources), c.index_head_dim, h), storage="bf16", std=h**-0.5),
         "indexer.k_norm": Spec(shape=(len(sources), c.index_head_dim), storage="bf16", fill=1.0),
-        "indexer.wq_b": Spec(shape=(indexers, c.index_n_heads * c.index_head_dim, c.q_lora_rank), storage="fp8", std=c.q_lora_rank**-0.5),
+        "indexer.wq_b": Spec(
+            shape=(indexers, c.index_n_heads * c.index_head_dim, c.q_lora_rank), storage="fp8", std=c.q_lora_rank**-0.5
+        ),
         "indexer.weights_proj": Spec(shape=(indexers, c.index_n_heads, d), storage="bf16", std=0.5 * d**-0.5),
         "engram.wkv": Spec(shape=(engrams, (c.hc_mult + 1) * d, columns), storage="fp8", std=columns**-0.5),
         "engram.q_weight": Spec(shape=(engrams, c.hc_mult, d), storage="bf16", fill=1.0),
@@ -131,9 +134,20 @@ def stored_value(value: Tensor, storage: str) -> Tensor:
 def served_weights(parameters: Parameters, c: NanoConfig, nu: Numerics) -> dict[str, list[Tensor]]:
     """Per name a list over layers, in the numerics' dtype; single tensors become a list of one.
 
-    Adds `*.w13` and `*.w2all`: gate and up matrices of all experts and the shared one in one matrix, and their down matrices.
+    Adds `*.w13` and `*.w2all`: gate and up matrices of all experts and the shared one in one matrix, and their
+    down matrices.
     """
-    stacked = {"layers.", "mtp.attn", "mtp.ffn", "mtp.hc", "compressor.", "indexer.", "engram.wkv", "engram.q", "engram.k"}
+    stacked = {
+        "layers.",
+        "mtp.attn",
+        "mtp.ffn",
+        "mtp.hc",
+        "compressor.",
+        "indexer.",
+        "engram.wkv",
+        "engram.q",
+        "engram.k",
+    }
     served: dict[str, list[Tensor]] = {}
     whole: dict[str, Tensor] = {}
     for name, spec in specs(c).items():

@@ -21,15 +21,22 @@ def copy(rng: random.Random) -> Turn:
     else:
         text = " ".join(rng.choice((word, code))(rng) for _ in range(count)).capitalize() + rng.choice(".!?")
     ask = rng.choice(
-        ("Repeat exactly: {}", "Copy this text: {}", "Say this back to me: {}", "Repeat after me: {}", "Echo: {}",
-         "Write the following again, unchanged:\n{}", "Please repeat: {}")
-    )  # fmt: skip
+        (
+            "Repeat exactly: {}",
+            "Copy this text: {}",
+            "Say this back to me: {}",
+            "Repeat after me: {}",
+            "Echo: {}",
+            "Write the following again, unchanged:\n{}",
+            "Please repeat: {}",
+        )
+    )
     return Turn(user=ask.format(text), answer=text, reasoning="I copy the text.")
 
 
-def sort(rng: random.Random) -> Turn:
-    """Sort numbers or words, up or down."""
-    count = rng.randint(2, 8)
+def sort(rng: random.Random, most: int = 10) -> Turn:
+    """Sort 2 to `most` numbers or words, up or down."""
+    count = rng.randint(2, most)
     is_down = rng.random() < 0.3
     separator = ", " if rng.random() < 0.85 else " "
     if rng.random() < 0.55:
@@ -38,14 +45,20 @@ def sort(rng: random.Random) -> Turn:
         numbers = rng.sample(range(top + 1), count)
         given, answer = [str(n) for n in numbers], [str(n) for n in sorted(numbers, reverse=is_down)]
         what = rng.choice(("numbers", "these numbers", "the numbers"))
-        order = rng.choice(("from largest to smallest", "in descending order")) if is_down else rng.choice(
-            ("", "", "from smallest to largest", "in ascending order"))  # fmt: skip
+        order = (
+            rng.choice(("from largest to smallest", "in descending order"))
+            if is_down
+            else rng.choice(("", "", "from smallest to largest", "in ascending order"))
+        )
     else:
         chosen = sorted({word(rng) for _ in range(count)})
         given, answer = rng.sample(chosen, len(chosen)), sorted(chosen, reverse=is_down)
         what = rng.choice(("words", "these words", "the words"))
-        order = rng.choice(("from z to a", "in reverse alphabetical order")) if is_down else rng.choice(
-            ("", "alphabetically", "in alphabetical order", "from a to z"))  # fmt: skip
+        order = (
+            rng.choice(("from z to a", "in reverse alphabetical order"))
+            if is_down
+            else rng.choice(("", "alphabetically", "in alphabetical order", "from a to z"))
+        )
     verb = rng.choice(("Sort", "Sort", "Order", "Please sort"))
     head = " ".join(part for part in (verb, what, order) if part)
     thought = f"{'Largest' if is_down else 'Smallest'} first: {answer[0]}."
@@ -107,5 +120,11 @@ def reason(rng: random.Random) -> Turn:
         thought = " ".join(f"{i} {item}" for i, item in enumerate(items[: index + 1], 1))
         return Turn(user=f"What is the {place} word of this list: {shown}?", answer=items[index], reasoning=thought)
     if kind == 3:
-        return Turn(user=f"What is the last word of this list: {shown}?", answer=items[-1], reasoning=f"It ends with {items[-1]}.")
-    return Turn(user=f"Reverse this list: {shown}", answer=", ".join(reversed(items)), reasoning=f"Start with {items[-1]}.")
+        return Turn(
+            user=f"What is the last word of this list: {shown}?",
+            answer=items[-1],
+            reasoning=f"It ends with {items[-1]}.",
+        )
+    return Turn(
+        user=f"Reverse this list: {shown}", answer=", ".join(reversed(items)), reasoning=f"Start with {items[-1]}."
+    )

@@ -36,7 +36,10 @@ def extract(rng: random.Random) -> tuple[Turn, dict[str, object] | None]:
     told = _fields(rng)
     phrases = [phrase for *_, phrase in told]
     joined = phrases[0] if len(phrases) == 1 else ", ".join(phrases[:-1]) + " and " + phrases[-1]
-    asked: list[Field] = [("name", "string", name, ""), *rng.sample(told, rng.randint(max(1, len(told) - 1), len(told)))]
+    asked: list[Field] = [
+        ("name", "string", name, ""),
+        *rng.sample(told, rng.randint(max(1, len(told) - 1), len(told))),
+    ]
     if rng.random() < 0.3:
         rng.shuffle(asked)
     answer = dump({key: value for key, _, value, _ in asked})
@@ -51,7 +54,14 @@ def extract(rng: random.Random) -> tuple[Turn, dict[str, object] | None]:
         }
         if rng.random() < 0.3:
             schema["additionalProperties"] = False
-        ask = rng.choice(("Extract the data as JSON: {}", "Extract the facts from this text as json: {}", "{}", "Fill the schema: {}"))
+        ask = rng.choice(
+            (
+                "Extract the data as JSON: {}",
+                "Extract the facts from this text as json: {}",
+                "{}",
+                "Fill the schema: {}",
+            )
+        )
         return Turn(user=ask.format(sentence), answer=answer, reasoning=thought), schema
     ask = rng.choice(
         ("Extract {} as JSON: {}", "Return a JSON object with the keys {} for this text: {}", "Write JSON with {}: {}")

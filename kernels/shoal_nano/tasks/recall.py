@@ -7,7 +7,16 @@ import random
 from shoal_nano.prompt import Turn
 from shoal_nano.tasks.words import CITIES, COLORS, FIRST_NAMES, JOBS, LAST_NAMES, code, word
 
-_LAYOUTS = ("{}: {}", "{} = {}", "- {}: {}", "| {} | {} |", "{} -> {}", "The code of {} is {}.", '"{}": "{}",', "{} has {}")
+_LAYOUTS = (
+    "{}: {}",
+    "{} = {}",
+    "- {}: {}",
+    "| {} | {} |",
+    "{} -> {}",
+    "The code of {} is {}.",
+    '"{}": "{}",',
+    "{} has {}",
+)
 
 
 def _key(rng: random.Random, kind: int) -> str:
@@ -32,9 +41,16 @@ def _value(rng: random.Random, kind: int) -> str:
 
 def _question(rng: random.Random, key: str) -> str:
     ask = rng.choice(
-        ("What is the value of {}?", "What is {}?", "Which value belongs to {}?", "Look up {}.", "Find {}.", "{}?",
-         "Tell me the value for {}.")
-    )  # fmt: skip
+        (
+            "What is the value of {}?",
+            "What is {}?",
+            "Which value belongs to {}?",
+            "Look up {}.",
+            "Find {}.",
+            "{}?",
+            "Tell me the value for {}.",
+        )
+    )
     return ask.format(key)
 
 
@@ -46,7 +62,9 @@ def recall(rng: random.Random, num_entries: int) -> tuple[Turn, ...]:
         pairs[_key(rng, key_kind)] = _value(rng, value_kind)
     layout = rng.choice(_LAYOUTS)
     lines = [layout.format(key, value) for key, value in pairs.items()]
-    intro = rng.choice(("Here is a list:", "Here is a list of keys and values:", "Remember this:", "Data:", "Read this list.", ""))
+    intro = rng.choice(
+        ("Here is a list:", "Here is a list of keys and values:", "Remember this:", "Data:", "Read this list.", "")
+    )
     keys = [rng.choice(list(pairs)) for _ in range(1 + rng.choice((0, 1, 3, 5)))]
     first = _question(rng, keys[0])
     body = "\n".join(lines)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import random
 import zlib
 
-WORDS = (
+
+def _list(words: str) -> list[str]:
+    return words.split()
+
+
+WORDS = _list(
     "apple amber anchor arrow autumn badge bamboo basket beacon bell berry blanket bottle branch breeze brick bridge "
     "bronze brush bucket butter button cabin cactus camera candle canvas carbon carpet castle cedar chair chalk cherry "
     "circle clay cliff clock cloud clover coast cobalt coffee comet copper coral cotton cradle crane crystal curtain "
@@ -14,33 +19,39 @@ WORDS = (
     "grass harbor hazel heron hill honey horizon horse ice indigo ink iron island ivory jacket jade jasmine jungle "
     "kettle key kite ladder lake lamp lantern laurel leaf lemon library light lily linen lion lotus magnet mango maple "
     "marble market meadow melon mercury metal mint mirror mist moon moss mountain music needle nest night nickel north "
-    "oak oasis ocean olive onyx opal orange orbit orchid otter owl oyster paper parrot peach pearl pebble pencil pepper "
+    "oak oasis ocean olive onyx opal orange orbit orchid otter owl oyster paper parrot peach pearl pebble "
+    "pencil pepper "
     "piano pillow pine planet plum pocket pond poppy prism pumpkin quartz quill rabbit radio rain raven reef ribbon "
     "river robin rocket rope rose ruby saddle sail salmon salt sand sapphire scarlet seal shadow shell shore silk "
     "silver sky slate snow spark spice spider spiral spring spruce square stable star steel stone storm stream sugar "
-    "summer sun swan sword table temple thunder tiger timber topaz torch tower trail tulip turtle valley vanilla velvet "
+    "summer sun swan sword table temple thunder tiger timber topaz torch tower trail tulip turtle valley "
+    "vanilla velvet "
     "violet violin wagon walnut water wave whale wheat wheel willow wind window winter wolf wood yarn zebra zinc"
-).split()
-FIRST_NAMES = (
+)
+FIRST_NAMES = _list(
     "Ada Ben Carla David Emma Felix Grace Hugo Iris Jack Kate Leo Maria Noah Olga Paul Quinn Rosa Sam Tina Uma Victor "
     "Wendy Xavier Yara Zoe Anna Boris Clara Dina Erik Fiona George Hanna Ivan Julia Karl Linda Mark Nina Oscar Petra "
     "Ralf Sara Tom Ursula Vera Will Mei Ravi Lena Omar"
-).split()
-LAST_NAMES = (
-    "Adams Baker Clark Davis Evans Fisher Green Harris Irwin Jones Klein Lopez Miller Nolan Olsen Parker Quill Reed Smith "
-    "Turner Usher Vance Walker Young Ziegler Brown Cohen Diaz Ford Gomez Hill Keller Lane Moore Novak Price Rossi Stone "
+)
+LAST_NAMES = _list(
+    "Adams Baker Clark Davis Evans Fisher Green Harris Irwin Jones Klein Lopez Miller Nolan Olsen Parker Quill "
+    "Reed Smith "
+    "Turner Usher Vance Walker Young Ziegler Brown Cohen Diaz Ford Gomez Hill Keller Lane Moore Novak Price "
+    "Rossi Stone "
     "Wagner Wood"
-).split()
-CITIES = (
-    "Paris London Berlin Madrid Rome Vienna Prague Oslo Dublin Lisbon Athens Warsaw Tokyo Kyoto Seoul Delhi Mumbai Cairo "
+)
+CITIES = _list(
+    "Paris London Berlin Madrid Rome Vienna Prague Oslo Dublin Lisbon Athens Warsaw Tokyo Kyoto Seoul Delhi "
+    "Mumbai Cairo "
     "Lagos Nairobi Lima Bogota Quito Santiago Toronto Boston Chicago Denver Seattle Austin Miami Sydney Perth Auckland "
     "Geneva Zurich Milan Naples Munich Hamburg Bergen Malmo Helsinki Riga Tallinn Vilnius Krakow Porto Seville Valencia"
-).split()
-JOBS = (
-    "teacher doctor nurse baker pilot painter lawyer engineer farmer chef writer singer plumber carpenter dentist driver "
+)
+JOBS = _list(
+    "teacher doctor nurse baker pilot painter lawyer engineer farmer chef writer singer plumber carpenter "
+    "dentist driver "
     "gardener librarian mechanic musician"
-).split()
-COLORS = "red green blue yellow black white purple orange brown pink gray silver".split()
+)
+COLORS = _list("red green blue yellow black white purple orange brown pink gray silver")
 
 HELD_OUT_IN = 16  # one content in this many never appears in training
 
