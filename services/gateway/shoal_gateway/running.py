@@ -218,6 +218,9 @@ class Running:
         if not self.session.journal.is_finished:
             self._stop(None, "cancelled")
         elif self._task is not None and not self._task.done():
+            # The worker ends the call once it knows that nothing is missing any more.
+            for choice_index, next_index in enumerate(self._received):
+                self._acknowledge(choice_index, next_index, at_once=True)
             self._timers.append(self._loop.call_later(_CLOSING_S, self._task.cancel))
 
     def fail(self, error: MeshError) -> None:
