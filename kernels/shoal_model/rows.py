@@ -16,36 +16,11 @@ from torch import Tensor
 
 from shoal_model.kv_layout import BLOCK_TOKENS
 from shoal_model.rings import Ints, Ring, RingWrite
+from shoal_model.segment import RowBatch as RowBatch
+from shoal_model.segment import Segment as Segment
 from shoal_model.state import StateSlots
 
 Table = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Segment:
-    """One sequence's consecutive rows in a step: a prefill chunk, a decode row, or a row with its drafts.
-
-    Where decoder rows below some position are skipped on purpose (exact recovery of a long answer), that position is
-    both `decoder_start` and `decoder_window_start`: rows D * (W - 1) positions later are not touched by the cut.
-    """
-
-    slot: int
-    block_table: Sequence[int] | Ints  # block ids in position order, covering every position of the rows
-    start: int  # position of the first row
-    token_ids: Sequence[int] | Ints  # rows start .. start + n - 1
-    lookback: Sequence[int] | Ints  # the three token ids before `start`, pad id before position 0
-    encoder_start: int = 0  # window keys of encoder layers below are invisible (warm replay)
-    entry_start: int = 0  # no compressed entry of positions below is stored: it is in the blocks already
-    decoder_start: int | None = 0  # rows from this position on run the decoder half; None: no row does
-    decoder_window_start: int = 0  # lowest position whose decoder window key exists (Lp - K of the prompt)
-    outputs: Sequence[int] = ()  # offsets into the rows whose final hidden row is wanted, ascending
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowBatch:
-    """The segments of one step. Slots are distinct; rows keep the order of the segments."""
-
-    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

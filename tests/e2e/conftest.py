@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from shoal_client import Client
 from shoal_engine import LLM
+from support.collector import Collector, collecting
 from support.mesh import Mesh, mesh
 from support.service_process import service_process
 from support.worker_pair import TINY, WorkerPair, wait_until_ready
@@ -37,11 +38,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPair]:
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+def collector() -> Iterator[Collector]:
+    """Gets the spans of `whole`."""
+    with collecting() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Mesh]:
     """The five services and NATS: prompts of more than 200 uncached tokens are prefilled remotely."""
+    traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
     settings = {
-        "scheduler": {"REMOTE_PREFILL_TOKENS": "200", "REPLAY_TOKENS": "28"},
-        "decode_worker": {"LOCAL_PREFILL_TOKENS": "64"},
+        "scheduler": {"REMOTE_PREFILL_TOKENS": "200", "REPLAY_TOKENS": "28", **traced},
+        "decode_worker": {"LOCAL_PREFILL_TOKENS": "64", **traced},
+        "prefill_worker": traced,
+        "kv_cache": traced,
+        "gateway": traced,
     }
     with mesh(tmp_path_factory.mktemp("mesh"), settings) as started:
         yield started

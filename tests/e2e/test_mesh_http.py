@@ -33,9 +33,8 @@ def api(whole: Mesh, client: Client) -> Iterator[openai.OpenAI]:
 def chat(api: openai.OpenAI, text: str | list[dict[str, str]], **fields: Any) -> Any:
     messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
     extra = {"ignore_eos": True, "thinking": {"type": "disabled"}, **fields.pop("extra_body", {})}
-    return api.chat.completions.create(
-        model=MODEL, messages=messages, extra_body=extra, **{"seed": 3, "max_tokens": 20, **fields}
-    )
+    create: Any = api.chat.completions.create
+    return create(model=MODEL, messages=messages, extra_body=extra, **{"seed": 3, "max_tokens": 20, **fields})
 
 
 def text_of(answer: Any) -> str:
@@ -95,14 +94,17 @@ def test_a_stop_string_ends_the_answer_before_it_streamed_or_not(api: openai.Ope
 
 
 def test_logprobs_come_with_every_token_and_name_the_emitted_one(api: openai.OpenAI) -> None:
-    answer = chat(api, "How likely?", temperature=0, max_tokens=8, logprobs=True, top_logprobs=3)
-    content = answer.choices[0].logprobs.content
+    # Letters only: bytes of a character that is cut off at the end have no text and no entry.
+    letters = {str(token_id): 100 for token_id in range(74, 100)}
+    fields = {"temperature": 0, "max_tokens": 8, "logprobs": True, "top_logprobs": 3, "logit_bias": letters}
+    content = chat(api, "How likely?", **fields).choices[0].logprobs.content
     assert len(content) == 8
     for token in content:
         assert len(token.top_logprobs) == 3
         assert token.logprob <= 0
         # Greedy: what was emitted is the best.
-        assert token.logprob == max(top.logprob for top in token.top_logprobs)
+        assert token.token == token.top_logprobs[0].token
+        assert token.logprob == token.top_logprobs[0].logprob == max(top.logprob for top in token.top_logprobs)
 
 
 def test_the_second_turn_of_a_conversation_hits_the_cache_and_answers_as_without_it(
@@ -116,7 +118,7 @@ def test_the_second_turn_of_a_conversation_hits_the_cache_and_answers_as_without
         {"role": "assistant", "content": text_of(first)},
         {"role": "user", "content": "And then?"},
     ]
-    answers = []
+    answers: list[Any] = []
 
     def is_hit() -> bool:
         answers.append(chat(api, turns, extra_body=user))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -348,6 +349,17 @@ async def test_the_index_is_whole_again_after_a_lost_event_and_after_a_restart_o
     await store(chain[3], is_published=False)
     mesh.nats.start()
     await hits(512)
+
+
+async def test_a_scheduler_told_to_stop_sends_its_gateways_away_and_exits(mesh: Mesh) -> None:
+    mesh.worker("a")
+    await mesh.sees("a")
+    stream = await mesh.stream()
+    await stream.submit("r")
+    assert await stream.worker("r") == "a"
+    mesh.scheduler.popen.send_signal(signal.SIGTERM)
+    await until(lambda: stream.ended_by == "DRAINING", what="the end of the stream")
+    assert await asyncio.to_thread(mesh.scheduler.popen.wait, 10) == 0
 
 
 async def test_without_nats_the_process_lives_and_joins_when_it_comes(tmp_path: Path) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import secrets
+import signal
 import time
-from collections.abc import AsyncIterator
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from shoal_common.rpc import from_rpc_error
 from support import fake_prefill as fakes
 from support.decode_caller import FramesCall
 from support.fake_prefill import Behaviour, fake_prefill
+from support.service_process import ServiceProcess
 from support.waiting import until, until_async
 from support.worker_pair import WorkerPair, ask, cache_stats, numbers, prompt_of, until_idle
 
@@ -75,6 +80,54 @@ async def test_cancelling_reaches_the_prefill_worker(pair: WorkerPair) -> None:
         # Long before the 2 s that a prefill worker has for its first word.
         assert time.monotonic() - began < 1.0
     await until_idle(pair)
+
+
+@contextlib.contextmanager
+def stopped(process: ServiceProcess) -> Iterator[None]:
+    """The process is there, its connections stand, and nothing answers."""
+    process.popen.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.popen.send_signal(signal.SIGCONT)
+
+
+async def test_a_prefill_worker_that_stands_still_costs_time_only(pair: WorkerPair) -> None:
+    prompt = prompt_of(200, seed=70)
+    healthy = await ask(pair, prompt)
+    with stopped(pair.prefill):
+        began = time.monotonic()
+        answer = await ask(pair, prompt, targets=[pair.target])
+        assert answer.tokens == healthy.tokens
+        # 2 s until its first word is given up, and the prompt run here.
+        assert time.monotonic() - began < 10
+    await until_idle(pair)
+
+
+async def test_a_kv_cache_node_that_stands_still_costs_its_timeout_once(pair: WorkerPair) -> None:
+    root, prompt = secrets.token_bytes(32), prompt_of(200, seed=71)
+    healthy, before = await ask(pair, prompt), await failures(pair, "acquire")
+    with stopped(pair.kv_cache):
+        for targets in ([], [pair.target], [], []):
+            assert (await ask(pair, prompt, root=root, targets=targets)).tokens == healthy.tokens
+        waited = await failures(pair, "acquire") - before
+    # One wait in the decode worker; it leaves the node alone from then on.
+    assert waited == 1
+
+    async def is_back() -> bool:
+        return (await ask(pair, prompt, root=root, max_tokens=1)).cached == 128
+
+    await until_async(is_back, what="the cache in use again", timeout_s=30)
+    await until_idle(pair)
+
+
+async def failures(pair: WorkerPair, call: str) -> float:
+    """Calls of the decode worker to kv_cache that ran into their deadline."""
+    url = f"http://{pair.decode.admin}/metrics"
+    text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
+    name = "shoal_kv_cache_client_failures_total"
+    found = re.findall(rf'{name}{{call="{call}",reason="DEADLINE_EXCEEDED"}} ([0-9.]+)', text)
+    return float(found[0]) if found else 0.0
 
 
 async def acquire(pair: WorkerPair, chain: HashChain, ids: tuple[str, str]) -> cache_pb.AcquireResponse:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.worker_pair import TINY
+from support.service_process import service_process
+from support.worker_pair import TINY, wait_until_ready
 
 MODULES = ("shoal_decode_worker", "shoal_prefill_worker")
 
@@ -45,3 +47,15 @@ def test_a_setting_out_of_range_is_named_with_exit_2(module: str, flag: str) -> 
     ended = start(module, flag, "0")
     assert ended.returncode == 2
     assert f"SHOAL_{module.removeprefix('shoal_').upper()}_{flag[2:].replace('-', '_').upper()}" in ended.stderr
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("is_ready", [False, True], ids=["loading", "ready"])
+def test_sigterm_ends_a_worker_and_its_shared_memory(module: str, is_ready: bool, tmp_path: Path) -> None:
+    name = module.removeprefix("shoal_").upper()
+    with service_process(module, log=tmp_path / "log", environment={f"SHOAL_{name}_MODEL": str(TINY)}) as worker:
+        if is_ready:
+            wait_until_ready(worker, timeout_s=240)
+        worker.popen.send_signal(signal.SIGTERM)
+        assert worker.popen.wait(20) == 0, (tmp_path / "log").read_text()[-2000:]
+        assert not list(Path("/dev/shm").glob(f"shoal-kv-{worker.popen.pid}-*"))

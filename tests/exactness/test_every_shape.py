@@ -13,8 +13,8 @@ from shoal_engine.logical_rows import HandoverRows
 from shoal_engine.planner import FixedWidth, WidthPlanner
 from shoal_engine.requests import PrefillRequest
 from shoal_kernels.threads import get_num_threads, set_num_threads
-from support.engine_driver import Driver
-from support.exactness import CASES, HIT_CASES, Case, RandomWidths, assert_same, driver, interrupted, stored_prefix
+from support.engine_driver import Driver, RandomWidths
+from support.exactness import CASES, HIT_CASES, Case, assert_same, driver, interrupted, stored_prefix
 
 ORIGINS = ("cold", "snapshot", "warm replay", "remote", "remote after a hit")
 CHUNKS = (1, 7, 128, 512)
@@ -54,7 +54,7 @@ def begin(d: Driver, case: Case, origin: str, cut: int | None) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_the_answer_is_the_same(origin: str, chunk: int, threads: int):
+def test_the_answer_is_the_same(origin: str, chunk: int, threads: int) -> None:
     before = get_num_threads()
     set_num_threads(threads)
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 from shoal.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from shoal_common.rpc import from_rpc_error
 
 TIMEOUT_S = 60.0
 
@@ -20,6 +22,8 @@ class GatewayStream:
         self._reader: asyncio.Task[None] | None = None
         self._came = asyncio.Condition()
         self.answers: dict[str, list[pb.ReserveResponse]] = {}
+        self.ended_by: str | None = None
+        """Reason of the status that ended the stream."""
 
     async def open(self) -> GatewayStream:
         """Say who we are and read from now on."""
@@ -76,7 +80,10 @@ class GatewayStream:
             await asyncio.wait({self._reader})
 
     async def _read(self) -> None:
-        while isinstance(message := await self._call.read(), pb.ReserveResponse):
-            async with self._came:
-                self.answers.setdefault(message.request_id, []).append(message)
-                self._came.notify_all()
+        try:
+            while isinstance(message := await self._call.read(), pb.ReserveResponse):
+                async with self._came:
+                    self.answers.setdefault(message.request_id, []).append(message)
+                    self._came.notify_all()
+        except grpc.aio.AioRpcError as error:
+            self.ended_by = from_rpc_error(error).reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
@@ -10,12 +11,16 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 from shoal.admin.v1 import admin_service_pb2 as admin
 from shoal.admin.v1 import admin_service_pb2_grpc as admin_rpc
+from shoal.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from shoal.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_rpc
+from shoal_cli.status import observe
 from support.checkpoints import TINY
 from support.nats_server import NatsServer
 from support.service_process import ServiceProcess, service_process
@@ -84,6 +89,20 @@ class Mesh:
                 held[f"{name} {figure}"] = numbers[figure]
         return {name: count for name, count in held.items() if count}
 
+    def fleet(self) -> set[str]:
+        """Addresses of all that the scheduler knows."""
+        with grpc.insecure_channel(self["scheduler"].address) as channel:
+            stub = scheduler_rpc.SchedulerServiceStub(channel)
+            return {one.address for one in stub.GetFleet(scheduler_pb.GetFleetRequest(), timeout=5).instances}
+
+    def on_bus(self) -> set[str]:
+        """Addresses of all that announce themselves."""
+        return {presence.address for presence, _ in asyncio.run(observe(self.nats.url, MESH))}
+
+    def addresses(self) -> set[str]:
+        """Addresses of all processes."""
+        return {process.address for process in self.processes.values()}
+
     def wait_idle(self, timeout_s: float = 10.0) -> None:
         """Wait until nothing is held anywhere."""
         wait_for(
@@ -93,9 +112,8 @@ class Mesh:
     def wait_ready(self, *names: str, timeout_s: float = _START_S) -> None:
         """Wait for /readyz of these processes, all if none is named."""
         for name in names or tuple(self.processes):
-            wait_for(
-                lambda name=name: is_ready(self[name]), what=lambda name=name: f"{name} ready", timeout_s=timeout_s
-            )
+            process = self[name]
+            wait_for(partial(is_ready, process), what=partial("{} ready".format, name), timeout_s=timeout_s)
 
 
 @contextlib.contextmanager

@@ -90,6 +90,7 @@ class MockEngine:
         self._requests: dict[tuple[str, int], _Sequenced] = {}
         self._free_blocks, self._free_slots = facts.block_count, facts.slot_count
         self._step = 0
+        self._drafted = 0
         self._work = asyncio.Event()
         self._events: EngineEvents | None = None
 
@@ -148,6 +149,8 @@ class MockEngine:
             step_time_s=self._step_s,
             verify_width=width,
             accept_length=width,
+            draft_tokens=self._drafted,
+            accepted_tokens=self._drafted,
         )
 
     async def run(self) -> None:
@@ -242,6 +245,7 @@ class MockEngine:
         choice.is_ended = reason is not None
         accepted = max(0, len(tokens) - 1)
         request.drafted += accepted
+        self._drafted += accepted
         cached, request.is_first = (0 if request.is_first else None), False
         return TokenEntry(
             choice_index=index,

@@ -83,6 +83,7 @@ async def serve(process: Process, settings_in_force: LoadedSettings[PrefillWorke
                 cache=cache,
                 writer=writer,
                 exports=exports,
+                slots=asyncio.Semaphore(config.slot_count),
                 pulled_timeout_s=config.pulled_timeout_s,
             )
         )

@@ -128,11 +128,12 @@ class PrefillWorker:
         stats = self._stats
         return LoadReport(
             running=stats.running,
-            waiting=stats.waiting,
+            waiting=max(0, self._jobs.live_count - stats.running),
             free_blocks=stats.free_blocks,
             total_blocks=stats.block_count,
             free_slots=stats.free_slots,
             total_slots=stats.slot_count,
             step_time_us=round(stats.step_time_ema_s * 1e6),
             step_count=stats.step_count,
+            waiting_tokens=self._jobs.waiting_tokens,
         )

@@ -42,7 +42,7 @@ async def main(process: Process, config: SchedulerConfig, shared: SharedSettings
     scheduler = Scheduler(fleet=fleet, kv=kv, placer=placer, limits=limits, replica_id=process.instance_id)
     desk = Desk(
         scheduler,
-        SchedulerMetrics(process.metrics),
+        SchedulerMetrics(process.metrics, scheduler),
         max_streams=config.max_gateways,
         max_outbox=config.max_outbox,
     )

@@ -117,7 +117,7 @@ class Desk:
         self.load = LoadReport(
             running=len(scheduler.leases) - waiting, waiting=waiting, in_flight=scheduler.fleet.in_flight()
         )
-        self._metrics.renew(scheduler)
+        self._metrics.renew()
 
     def _send(self, outgoing: list[Outgoing], now_s: float) -> None:
         overfull: dict[str, Outbox] = {}

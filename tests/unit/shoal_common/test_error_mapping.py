@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from opentelemetry import trace
 from shoal_common.errors import InvalidArgument, MeshError, OutOfCapacity
 from shoal_common.request_scope import request_id
@@ -25,6 +26,18 @@ def _identity(payload: bytes) -> bytes:
     return payload
 
 
+def _parsed(payload: bytes) -> bytes:
+    if payload == b"malformed":
+        raise DecodeError("Error parsing message")
+    return payload
+
+
+async def _read(request: Any) -> None:
+    if hasattr(request, "__aiter__"):
+        async for _ in request:
+            pass
+
+
 class Probe:
     """A service `test.Probe` with one method per arity; each awaits `act` and answers with what it returns."""
 
@@ -32,10 +45,12 @@ class Probe:
         self._act = act
 
     async def one(self, request: Any, context: Any) -> bytes:
+        await _read(request)
         return await self._act(context)
 
     async def many(self, request: Any, context: Any) -> AsyncIterator[bytes]:
         yield b"first"
+        await _read(request)
         yield await self._act(context)
 
     async def written(self, request: Any, context: Any) -> None:
@@ -53,7 +68,7 @@ def _add(servicer: Any, server: Any) -> None:
     }
     handlers = {
         name: getattr(grpc, f"{name.replace('written', 'unary')}_rpc_method_handler")(
-            method, request_deserializer=_identity, response_serializer=_identity
+            method, request_deserializer=_parsed, response_serializer=_identity
         )
         for name, method in methods.items()
     }
@@ -78,14 +93,14 @@ async def probe(act: Act, metrics: Metrics | None = None) -> AsyncIterator[Chann
         await server.stop(0)
 
 
-async def call(channel: Channel, method: str) -> list[bytes]:
+async def call(channel: Channel, method: str, request: bytes = b"request") -> list[bytes]:
     arity = method.replace("written", "unary")
     stub = getattr(channel, arity)(f"/test.Probe/{method}", _identity, _identity)
 
     async def requests() -> AsyncIterator[bytes]:
-        yield b"request"
+        yield request
 
-    running = stub(requests() if arity.startswith("stream") else b"request", timeout=10)
+    running = stub(requests() if arity.startswith("stream") else request, timeout=10)
     if arity.endswith("unary"):
         return [await running]
     return [answer async for answer in running]
@@ -121,6 +136,21 @@ async def test_a_bug_is_logged_once_and_sent_without_details(method: str, caplog
     assert "secret" not in str(caught.value.details())
     logged = [record for record in caplog.records if record.exc_info]
     assert [record.levelname for record in logged] == ["ERROR"]
+
+
+@pytest.mark.parametrize("method", [*ARITIES, "written_stream"])
+async def test_a_request_that_does_not_parse_is_the_callers_fault(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(context: Any) -> bytes:
+        return b"last"
+
+    async with probe(act) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(channel, method, b"malformed")
+    error = from_rpc_error(caught.value)
+    assert (error.code, error.reason) == ("INVALID_ARGUMENT", "MALFORMED_MESSAGE")
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("method", [*ARITIES, "written_stream"])

@@ -12,6 +12,7 @@ from shoal_common.instance import Addresses, EngineStopped, Instance
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process
+from shoal_common.rpc import Readiness
 from shoal_common.settings import SharedSettings
 from shoal_common.telemetry import Metrics, configure_tracing
 
@@ -27,6 +28,7 @@ def instance(healthy: list[bool]) -> Instance:
         work=Work(),
         describe=lambda instance_id, address: Presence(instance_id=instance_id, role="test", address=address),
         sample_load=LoadReport,
+        readiness=Readiness("nats", "engine"),
         is_healthy=lambda: healthy[0],
     )
 

@@ -9,6 +9,7 @@ LIGHT = [
     "batcher",
     "block_pool",
     "commands",
+    "core",
     "errors",
     "events",
     "logical_rows",
@@ -18,11 +19,12 @@ LIGHT = [
     "requests",
     "sequence",
     "snapshots",
+    "step",
     "state_slots",
 ]
 
 
-def test_the_pure_modules_load_no_torch_grpc_or_nats():
+def test_the_pure_modules_load_no_torch_grpc_or_nats() -> None:
     imports = ", ".join(f"shoal_engine.{name}" for name in LIGHT)
     script = f"import sys, {imports}; print([m for m in ('torch', 'grpc', 'nats') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

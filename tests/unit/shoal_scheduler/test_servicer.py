@@ -31,20 +31,21 @@ class Served:
     desk: Desk
     stub: Any
     metrics: Metrics
+    servicer: SchedulerServicer
 
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     world = World(stream_grace_s=0.01)
     metrics = Metrics()
-    desk = Desk(world.core, SchedulerMetrics(metrics), max_streams=3, max_outbox=100)
+    desk = Desk(world.core, SchedulerMetrics(metrics, world.core), max_streams=3, max_outbox=100)
     servicer = SchedulerServicer(desk, world.core, default_remaining_s=60, view_age_s=lambda now_s: 1.5)
     service = Service("shoal.scheduler.v1.SchedulerService", pb_grpc.add_SchedulerServiceServicer_to_server, servicer)
     server = RpcServer([service], listen_address="127.0.0.1:0", readiness=Readiness(), metrics=metrics)
     address = await server.start()
     running = asyncio.create_task(desk.run())
     async with grpc.aio.insecure_channel(address) as channel:
-        yield Served(world, desk, pb_grpc.SchedulerServiceStub(channel), metrics)
+        yield Served(world, desk, pb_grpc.SchedulerServiceStub(channel), metrics, servicer)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await server.stop(0)
@@ -90,6 +91,16 @@ async def test_more_gateways_than_allowed_are_refused(served: Served) -> None:
     assert from_rpc_error(raised.value).reason == "TOO_MANY_STREAMS"
     for call in calls:
         call.cancel()
+
+
+async def test_a_replica_that_leaves_sends_its_gateways_away(served: Served) -> None:
+    call = await opened(served.stub)
+    await until(lambda: len(served.desk._outboxes) == 1)
+    served.servicer.close()
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call.read()
+    assert from_rpc_error(raised.value).reason == "DRAINING"
+    await until(lambda: not served.desk._outboxes)
 
 
 async def test_a_malformed_hash_chain_costs_the_hit_and_nothing_else(served: Served) -> None:
@@ -161,9 +172,10 @@ async def test_metrics_follow_what_happens(served: Served) -> None:
     await call.write(submit("unknown", model="other"))
     await call.read()
     await call.read()
-    await until(lambda: b"shoal_scheduler_placements_total 1.0" in served.metrics.render())
+    denied = b'shoal_scheduler_denials_total{reason="UNKNOWN_MODEL"} 1.0'
+    await until(lambda: denied in served.metrics.render())
     shown = served.metrics.render().decode()
-    assert 'shoal_scheduler_denials_total{reason="UNKNOWN_MODEL"} 1.0' in shown
+    assert "shoal_scheduler_placements_total 1.0" in shown
     assert "shoal_scheduler_prompt_tokens_total 100.0" in shown
     assert "shoal_scheduler_placed_requests 1.0" in shown
     call.cancel()

@@ -16,6 +16,7 @@ from opentelemetry.trace import SpanKind
 
 from shoal_common.errors import MeshError
 from shoal_common.request_scope import REQUEST_ID_KEY, request_id
+from shoal_common.rpc.reading import readable, reading
 from shoal_common.rpc.status import to_status, trailing_metadata
 from shoal_common.telemetry import TRACER, Metrics, extract
 
@@ -61,7 +62,7 @@ class ServerInterceptor(_Base):
         make = getattr(grpc, "_".join((*kind, "rpc_method_handler")))
         wrapped: Handler = make(
             wrap(method, inner),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=reading(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
         return wrapped
@@ -70,7 +71,7 @@ class ServerInterceptor(_Base):
         async def call(request: Any, context: Context) -> Any:
             with self._around(method, context) as outcome:
                 try:
-                    answer = inner(request, context)
+                    answer = inner(readable(request), context)
                     return await answer if inspect.isawaitable(answer) else answer
                 except Exception as error:
                     await outcome.fail(error)
@@ -83,7 +84,7 @@ class ServerInterceptor(_Base):
         async def call(request: Any, context: Context) -> None:
             with self._around(method, context) as outcome:
                 try:
-                    answers = inner(request, context)
+                    answers = inner(readable(request), context)
                     if inspect.isawaitable(answers):
                         await answers
                         return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from shoal_common.errors import Internal, MeshError, SlowReader
 from shoal_common.telemetry import TRACER, extract
@@ -15,6 +17,8 @@ from shoal_gateway.refusals import MethodNotAllowed, NoSuchPath
 logger = logging.getLogger(__name__)
 
 _MODEL = "/models/"
+_TRACE_HEADERS = ("traceparent", "tracestate")
+"""Of a caller's context only the trace goes on: baggage could name a tenant or a priority."""
 
 
 class App:
@@ -45,11 +49,7 @@ class App:
             read_timeout_s=self._read_timeout_s,
             write_timeout_s=self._write_timeout_s,
         )
-        # Who we are inside (tenant, priority) never comes from outside: of the trace context no baggage is taken.
-        headers = {key: exchange.header(key.encode()).decode("latin-1") for key in ("traceparent", "tracestate")}
-        with TRACER.start_as_current_span(
-            f"{exchange.method} {exchange.path[:100]}", context=extract(headers), kind=SpanKind.SERVER
-        ):
+        with _span(exchange):
             await self._serve(exchange)
 
     async def _serve(self, exchange: Exchange) -> None:
@@ -62,6 +62,7 @@ class App:
             logger.info("slow reader cut", extra={"reason": error.reason})
             await exchange.abort()
         except MeshError as error:
+            trace.get_current_span().set_attribute("error.type", error.reason)
             await self._fail(exchange, error)
         except Exception as error:
             logger.error("unexpected error in a handler", extra={"path": exchange.path[:200]}, exc_info=error)
@@ -83,3 +84,17 @@ class App:
     async def _fail(self, exchange: Exchange, error: MeshError) -> None:
         if not exchange.has_begun:
             await exchange.fail(error)
+
+
+@contextlib.contextmanager
+def _span(exchange: Exchange) -> Iterator[None]:
+    """The span of a request that may generate; probes and lists would only fill the traces."""
+    if exchange.method != "POST":
+        yield
+        return
+    headers = {name: exchange.header(name.encode()).decode("latin-1") for name in _TRACE_HEADERS}
+    attributes = {"http.request.method": exchange.method, "url.path": exchange.path[:200]}
+    with TRACER.start_as_current_span(
+        exchange.method, context=extract(headers), kind=SpanKind.SERVER, attributes=attributes
+    ):
+        yield
