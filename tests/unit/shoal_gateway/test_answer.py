@@ -87,6 +87,7 @@ async def bench(
             metrics=metrics,
             max_in_flight=max_in_flight,
         )
+        await until(lambda: reserve.is_connected)
         yield Bench(answers, scheduler, workers)
         answers.fail_all()
         await reserve.close()
