@@ -16,7 +16,10 @@ import httpx
 import pytest
 from shoal.admin.v1 import admin_service_pb2 as admin
 from shoal.admin.v1 import admin_service_pb2_grpc as admin_rpc
-from shoal_client import Client, SamplingParams, generation
+from shoal.inference.v1.inference_service_pb2 import GenerateStreamRequest
+from shoal.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
+from shoal_client import Client, OutputForm, SamplingParams, generation
+from shoal_common.rpc import from_rpc_error
 from support.gateway_mesh import MODEL_DIR, GatewayMesh, gateway_mesh
 from support.service_process import ServiceProcess, service_process
 
@@ -141,6 +144,22 @@ def test_a_reader_that_never_reads_is_paused_then_cut(tmp_path: Path) -> None:
             raw.close()
         assert resident_mb(mesh) - before < 40
         assert httpx.post(f"{mesh.url}/chat/completions", json={**BODY, "max_tokens": 3}, timeout=20).status_code == 200
+
+
+def test_a_grpc_reader_that_never_reads_is_cut_with_a_reason(tmp_path: Path) -> None:
+    # Else the client's side takes megabytes before anybody asks for them.
+    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    with gateway_mesh(tmp_path, gateway=GATEWAY) as mesh, grpc.insecure_channel(mesh.grpc, small_window) as channel:
+        stub: Any = InferenceServiceStub(channel)
+        params = SamplingParams(max_tokens=3900, ignore_eos=True)
+        wanted = generation([5, 6], sampling=params, n=8, output_form=OutputForm.OUTPUT_FORM_TEXT_AND_TOKENS)
+        events = stub.GenerateStream(GenerateStreamRequest(generation=wanted), timeout=60)
+        assert next(events).HasField("head")
+        wait_for(lambda: not is_idle(mesh.ranks[0]), "the rank's beginning")
+        wait_for(lambda: is_idle(mesh.ranks[0]), "the cut")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(events)
+        assert from_rpc_error(caught.value).reason == "SLOW_READER"
 
 
 def resident_mb(mesh: GatewayMesh) -> float:

@@ -46,6 +46,11 @@ class Answer:
         return self._reader.is_finished
 
     @property
+    def is_complete(self) -> bool:
+        """All output is here, read or not."""
+        return self._running.session.journal.is_finished
+
+    @property
     def is_exact(self) -> bool:
         """False if a move to other numerics may have changed tokens."""
         return self._running.session.is_exact

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from google.protobuf.duration_pb2 import Duration
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 from shoal_common.errors import DeadlineExceeded, Internal, MeshError
 from shoal_common.telemetry import inject
 
+from shoal_gateway import scheduler_messages
 from shoal_gateway.attempt import Workers
 from shoal_gateway.encode import Prepared
 from shoal_gateway.journal import EntriesMissing, FinishReason
@@ -117,29 +117,18 @@ class Running:
 
     def introduction(self) -> pb.ReserveRequest:
         """Submit while it waits, Adopt while it runs."""
-        prepared = self._prepared
         now_s = self._loop.time()
-        submit = pb.Submit(
-            prompt_tokens=len(prepared.prompt_ids),
-            max_tokens=prepared.params.max_tokens,
-            choice_count=prepared.choice_count,
+        submit = scheduler_messages.submit(
+            self._prepared,
             model=self._model,
             chains=self._chains,
-            remaining=_duration(max(0.0, self._deadline_s - now_s)),
-            waited=_duration(now_s - self._began_s),
+            remaining_s=max(0.0, self._deadline_s - now_s),
+            waited_s=now_s - self._began_s,
             traceparent=self._traceparent,
         )
-        if self.session.journal.has_output and self.session.numerics_id:
-            submit.numerics_id = self.session.numerics_id
-        if self.waits:
-            return pb.ReserveRequest(request_id=self._request_id, submit=submit)
-        adopt = pb.Adopt(
-            attempt=self.session.attempt,
-            worker_id=self._worker_id,
-            output_counts=self.session.journal.counts(),
-            submit=submit,
+        return scheduler_messages.introduction(
+            self._request_id, self.session, submit, "" if self.waits else self._worker_id
         )
-        return pb.ReserveRequest(request_id=self._request_id, adopt=adopt)
 
     def on_queued(self, position: int) -> None:
         """It waits behind so many others."""
@@ -218,6 +207,9 @@ class Running:
         if not self.session.journal.is_finished:
             self._stop(None, "cancelled")
         elif self._task is not None and not self._task.done():
+            # The worker ends the call once it knows that nothing is missing any more.
+            for choice_index, next_index in enumerate(self._received):
+                self._acknowledge(choice_index, next_index, at_once=True)
             self._timers.append(self._loop.call_later(_CLOSING_S, self._task.cancel))
 
     def fail(self, error: MeshError) -> None:
@@ -294,10 +286,7 @@ class Running:
         for timer in self._timers:
             timer.cancel()
         usage = self.usage()
-        if outcome == "ok":
-            last_word = pb.ReserveRequest(request_id=self._request_id, finished=pb.Finished(usage=usage))
-        else:
-            last_word = pb.ReserveRequest(request_id=self._request_id, cancelled=pb.Cancelled(usage=usage))
+        last_word = scheduler_messages.last_word(self._request_id, usage, is_complete=outcome == "ok")
         self._reserve.forget(self._request_id, last_word)
         self._metrics.requests.labels(outcome).inc()
         self._metrics.output_tokens.inc(usage.completion_tokens)
@@ -327,8 +316,3 @@ class Running:
 
     def _expired(self, total_s: float) -> None:
         self.fail(DeadlineExceeded(f"the answer took longer than {total_s:g} s", timeout_s=total_s))
-
-
-def _duration(seconds: float) -> Duration:
-    nanos = round(seconds * 1e9)
-    return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)

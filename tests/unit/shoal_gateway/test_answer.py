@@ -87,6 +87,7 @@ async def bench(
             metrics=metrics,
             max_in_flight=max_in_flight,
         )
+        await until(lambda: reserve.is_connected)
         yield Bench(answers, scheduler, workers)
         answers.fail_all()
         await reserve.close()
@@ -283,6 +284,15 @@ async def test_leaving_cancels_the_call_and_closes_the_books(tokenizer: Tokenize
         await until(lambda: bool(made.scheduler.told("cancelled")))
         assert made.scheduler.told("cancelled")[0].cancelled.usage.completion_tokens == 1
         assert made.answers.in_flight == 0
+
+
+async def test_leaving_a_complete_answer_unread_ends_the_call_regularly(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, says(10, 11)) as made:
+        async with await made.answers.open(prepared()) as answer:
+            await until(lambda: answer.is_complete)
+        await asyncio.wait_for(made.answers.wait_idle(), 5)
+        await until(lambda: bool(made.scheduler.told("finished")))
+        assert not made.workers[0].cancelled
 
 
 async def test_what_is_not_read_is_not_acknowledged(tokenizer: Tokenizer) -> None:
