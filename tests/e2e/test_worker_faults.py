@@ -401,3 +401,24 @@ async def test_both_workers_tell_their_figures(pair: WorkerPair) -> None:
     assert decode["step_count"] > 0
     assert prefill["step_count"] > 0
     assert decode["verify_width"] == 5
+
+
+async def test_a_request_finished_while_its_prompt_is_on_its_way_ends_normally(pair: WorkerPair) -> None:
+    async with fake_prefill(fakes.hangs) as (fake, address), grpc.aio.insecure_channel(pair.decode.address) as channel:
+        stub: Any = rpc.DecodeServiceStub(channel)
+        request = pb.GenerateRequest(
+            request_id="early",
+            attempt=1,
+            prompt_ids=prompt_of(100),
+            params=sampling_pb2.SamplingParams(max_tokens=20),
+            choices=[pb.ChoiceState(output_ids=[7, 8, 9])],
+            prefill_targets=[pb.PrefillTarget(instance_id="bad", address=address)],
+        )
+        call = stub.Generate(request, timeout=30)
+        await asyncio.wait_for(fake.started.wait(), 5)
+        finish = pb.Finish(request_id="early", attempt=1, choice_index=0, end_index=2)
+        await stub.Finish(pb.FinishRequest(finish=finish), timeout=5)
+        events = [event async for event in call]
+        assert events[-1].ended.choices[0].token_count == 2
+        await asyncio.wait_for(fake.ended.wait(), 5)
+    await until_idle(pair)

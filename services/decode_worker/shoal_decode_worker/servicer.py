@@ -92,7 +92,9 @@ class DecodeServicer(rpc.DecodeServiceServicer):
         try:
             await self._loader.load(start)
         except MeshError as error:
-            session.fail(error)
+            # The caller may have finished every choice meanwhile: then there is nothing to load any more.
+            if session.request.usage is None:
+                session.fail(error)
         except Exception as error:
             logger.error("loading a prompt failed", exc_info=error)
             session.fail(Internal("internal error; the worker's log has the details"))
