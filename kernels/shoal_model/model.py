@@ -22,7 +22,7 @@ from shoal_model.kv_layout import KvLayout
 from shoal_model.layer_map import build_layer_map
 from shoal_model.load_weights import load_weights
 from shoal_model.pages import PagedCache
-from shoal_model.rows import HalfPlan, RowBatch, plan_step
+from shoal_model.rows import HalfPlan, RowBatch, StepLimits, plan_step
 from shoal_model.state import StateSlots
 from shoal_model.trace import SILENT, Trace
 from shoal_model.weights import BackboneWeights
@@ -80,6 +80,9 @@ class Model:
             window_format=window_format(config.head_dim, precision),
             dtype=precision.dtype,
             device=device,
+        )
+        self._limits = StepLimits(
+            num_blocks=num_blocks, vocab_size=config.vocab_size, max_positions=config.max_position_embeddings
         )
         self.cache = ModelCache(
             pages,
@@ -156,7 +159,9 @@ class Model:
         raises   ValueError for a malformed batch, StaleRingRead where a ring lacks a position that a row needs
         """
         self.cache.state.reserve(sum(len(segment.token_ids) for segment in batch.segments))
-        step = plan_step(batch, self.cache.state, window=self.config.sliding_window, ratios=self._ratios)
+        step = plan_step(
+            batch, self.cache.state, window=self.config.sliding_window, ratios=self._ratios, limits=self._limits
+        )
         result = self.backbone.run(step, trace)
         if result is None or step.decoder is None:
             return ForwardResult(torch.empty((0, self.config.hidden_size), dtype=self.precision.dtype))

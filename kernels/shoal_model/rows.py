@@ -16,36 +16,11 @@ from torch import Tensor
 
 from shoal_model.kv_layout import BLOCK_TOKENS
 from shoal_model.rings import Ints, Ring, RingWrite
+from shoal_model.segment import RowBatch as RowBatch
+from shoal_model.segment import Segment as Segment
 from shoal_model.state import StateSlots
 
 Table = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Segment:
-    """One sequence's consecutive rows in a step: a prefill chunk, a decode row, or a row with its drafts.
-
-    Where decoder rows below some position are skipped on purpose (exact recovery of a long answer), that position is
-    both `decoder_start` and `decoder_window_start`: rows D * (W - 1) positions later are not touched by the cut.
-    """
-
-    slot: int
-    block_table: Sequence[int] | Ints  # block ids in position order, covering every position of the rows
-    start: int  # position of the first row
-    token_ids: Sequence[int] | Ints  # rows start .. start + n - 1
-    lookback: Sequence[int] | Ints  # the three token ids before `start`, pad id before position 0
-    encoder_start: int = 0  # window keys of encoder layers below are invisible (warm replay)
-    entry_start: int = 0  # no compressed entry of positions below is stored: it is in the blocks already
-    decoder_start: int | None = 0  # rows from this position on run the decoder half; None: no row does
-    decoder_window_start: int = 0  # lowest position whose decoder window key exists (Lp - K of the prompt)
-    outputs: Sequence[int] = ()  # offsets into the rows whose final hidden row is wanted, ascending
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowBatch:
-    """The segments of one step. Slots are distinct; rows keep the order of the segments."""
-
-    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +68,24 @@ class StepPlan:
         return self.history[:, 0]
 
 
-def plan_step(batch: RowBatch, state: StateSlots, *, window: int, ratios: Sequence[int]) -> StepPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """What a model can take: ids and positions outside are refused before any kernel sees them."""
+
+    num_blocks: int
+    vocab_size: int
+    max_positions: int
+
+
+def plan_step(
+    batch: RowBatch, state: StateSlots, *, window: int, ratios: Sequence[int], limits: StepLimits
+) -> StepPlan:
     """Work out a step and mark in `state` the positions it will write. Run the step right after, and only once.
 
     raises   ValueError for a malformed batch (nothing is marked), StaleRingRead where a ring lacks a needed position
     """
     segments = batch.segments
-    _check(segments, state.num_slots)
+    _check(segments, state.num_slots, limits)
     rows = _Rows(segments)
     encoder_start = rows.spread([s.encoder_start for s in segments])
     windows = state.encoder.plan_window(rows.slots, rows.positions, rows.first, encoder_start, rows.numbers, window)
@@ -211,28 +197,47 @@ def _history(segments: Sequence[Segment]) -> Ints:
 
 
 def _block_table(segments: Sequence[Segment]) -> Table:
-    table = np.zeros((len(segments), max(len(s.block_table) for s in segments)), dtype=np.int32)
-    for i, segment in enumerate(segments):
-        table[i, : len(segment.block_table)] = segment.block_table
+    counts = [-(-(s.start + len(s.token_ids)) // BLOCK_TOKENS) for s in segments]
+    table = np.zeros((len(segments), max(counts)), dtype=np.int32)
+    for row, (segment, count) in enumerate(zip(segments, counts, strict=True)):
+        table[row, :count] = segment.block_table[:count]
     return table
 
 
-def _check(segments: Sequence[Segment], num_slots: int) -> None:
+def _check(segments: Sequence[Segment], num_slots: int, limits: StepLimits) -> None:
     if not segments:
         raise ValueError("a batch has at least one segment")
     if len({s.slot for s in segments}) != len(segments):
         raise ValueError("a batch holds at most one segment of a slot")
     for segment in segments:
-        length, end = len(segment.token_ids), segment.start + len(segment.token_ids)
         if not 0 <= segment.slot < num_slots:
             raise ValueError(f"slot {segment.slot} is not in [0, {num_slots})")
-        if length < 1 or segment.start < 0:
-            raise ValueError(f"slot {segment.slot}: {length} rows from position {segment.start}")
-        if len(segment.lookback) != 3:
-            raise ValueError(f"slot {segment.slot}: three token ids of look-back expected, got {len(segment.lookback)}")
-        if len(segment.block_table) * BLOCK_TOKENS < end:
-            raise ValueError(f"slot {segment.slot}: {len(segment.block_table)} blocks do not cover position {end - 1}")
-        outputs = list(segment.outputs)
-        lowest = end if segment.decoder_start is None else max(segment.decoder_start - segment.start, 0)
-        if outputs != sorted(set(outputs)) or (outputs and not (lowest <= outputs[0] and outputs[-1] < length)):
-            raise ValueError(f"slot {segment.slot}: outputs {outputs} are not ascending decoder rows of {length} rows")
+        problem = _problem(segment, limits)
+        if problem:
+            raise ValueError(f"slot {segment.slot}: {problem}")
+
+
+def _problem(segment: Segment, limits: StepLimits) -> str | None:
+    """What is wrong with a segment. Compiled kernels trust block and token ids, so they are checked here."""
+    length, end = len(segment.token_ids), segment.start + len(segment.token_ids)
+    if length < 1 or segment.start < 0 or end > limits.max_positions:
+        return f"{length} rows from position {segment.start}, of {limits.max_positions} positions"
+    if len(segment.lookback) != 3:
+        return f"three token ids of look-back expected, got {len(segment.lookback)}"
+    if not _all_within((*segment.token_ids, *segment.lookback), 0, limits.vocab_size):
+        return f"a token id is not in [0, {limits.vocab_size})"
+    num_blocks = -(-end // BLOCK_TOKENS)
+    if len(segment.block_table) < num_blocks:
+        return f"{len(segment.block_table)} blocks do not cover position {end - 1}"
+    if not _all_within(segment.block_table[:num_blocks], 1, limits.num_blocks):
+        return f"a block id is not in [1, {limits.num_blocks})"
+    outputs = list(segment.outputs)
+    lowest = end if segment.decoder_start is None else max(segment.decoder_start - segment.start, 0)
+    if outputs != sorted(set(outputs)) or (outputs and not (lowest <= outputs[0] and outputs[-1] < length)):
+        return f"outputs {outputs} are not ascending decoder rows of {length} rows"
+    return None
+
+
+def _all_within(values: Sequence[int] | Ints, low: int, high: int) -> bool:
+    array = np.asarray(values)
+    return bool(array.min() >= low and array.max() < high)

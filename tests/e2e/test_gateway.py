@@ -18,6 +18,8 @@ import openai
 import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from shoal.admin.v1 import admin_service_pb2 as admin
 from shoal.admin.v1 import admin_service_pb2_grpc as admin_rpc
 from shoal_client import Client, InvalidRequest, ModelNotFound, OutputForm, SamplingParams, Text, generation
@@ -198,6 +200,23 @@ def test_what_is_no_json_object_is_a_client_error(http: httpx.Client, raw: bytes
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@given(st.dictionaries(st.sampled_from([*PLAIN, "n", "stop", "tools", "shoal", "stream", "logprobs"]), junk), junk)
+def test_junk_is_never_the_servers_fault(http: httpx.Client, fields: dict[str, Any], message: Any) -> None:
+    body = {**PLAIN, "max_tokens": 1, "messages": [message], **fields}
+    raw = json.dumps(body, ensure_ascii=True).encode()
+    answer = http.post("/v1/chat/completions", content=raw)
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    assert answer.status_code == 200 or answer.json()["error"]["code"]
+
+
 def test_paths_and_methods_that_do_not_exist_say_so(http: httpx.Client) -> None:
     assert http.get("/nothing").json()["error"]["code"] == "not_found"
     answer = http.get("/v1/chat/completions")
@@ -246,6 +265,16 @@ def test_grpc_answers_in_tokens_and_in_text(mesh: GatewayMesh) -> None:
         assert client.generate(generation("Hello", sampling=params)).choices[0].output.reasoning_text
         (model,) = client.models()
         assert (model.id, model.vocab_size, model.max_context_tokens) == (MODEL, 512, 4096)
+
+
+def test_the_client_of_the_readme_works(mesh: GatewayMesh) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "shoal_client" in block)
+    assert len(example.strip().splitlines()) <= 12
+    code = example.replace("127.0.0.1:8001", mesh.grpc)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"\[(\d+, ){15}\d+\] \d+\n$", ended.stdout)
 
 
 def test_grpc_errors_have_a_reason(mesh: GatewayMesh) -> None:

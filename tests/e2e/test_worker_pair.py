@@ -120,8 +120,8 @@ async def test_a_hit_without_its_snapshot_is_replayed_and_stores_it_again(pair: 
 
 
 async def test_the_second_turn_hits_beyond_the_first_prompt(pair: WorkerPair) -> None:
-    root, first = new_root(), prompt_of(120, seed=7)
-    answer = await ask(pair, first, root=root, max_tokens=200)
+    root, first = new_root(), prompt_of(250, seed=7)
+    answer = await ask(pair, first, root=root, max_tokens=40)
     second = [*first, *answer.tokens[0], *prompt_of(60, seed=8)]
     await until_stored(pair, root, second, blocks=2, snapshot_at=256)
     warm = await ask(pair, second, root=root)
@@ -219,3 +219,37 @@ async def test_a_call_cancelled_in_any_phase_leaves_nothing_behind(pair: WorkerP
         async with asyncio.timeout(after_s):
             await ask(pair, prompt, root=root, targets=[pair.target], max_tokens=2000)
     await until_idle(pair)
+
+
+async def test_more_prompts_than_the_prefill_worker_has_slots_wait_their_turn(pair: WorkerPair) -> None:
+    before = (await numbers(pair.prefill))["step_count"]
+    prompts = [prompt_of(129, seed=100 + index) for index in range(24)]
+    await asyncio.gather(*(ask(pair, prompt, targets=[pair.target], max_tokens=1) for prompt in prompts))
+    # All 24 ran there, in steps of 64 rows, though it has 16 slots: none was refused and prefilled locally instead.
+    assert (await numbers(pair.prefill))["step_count"] >= before + 24 * 129 // 64
+    await until_idle(pair)
+
+
+async def logprobs_of(pair: WorkerPair, targets: list[pb.PrefillTarget]) -> list[tuple[int, float, list[int]]]:
+    params = sampling_pb2.SamplingParams(temperature=1, seed=5, max_tokens=20, ignore_eos=True, top_logprobs=3)
+    request = pb.GenerateRequest(
+        request_id=secrets.token_hex(8), attempt=1, prompt_ids=prompt_of(70), params=params, prefill_targets=targets
+    )
+    found = []
+    async with grpc.aio.insecure_channel(pair.decode.address) as channel:
+        call: Any = rpc.DecodeServiceStub(channel).Generate(request, timeout=30)
+        async for event in call:
+            for entry in event.entries.entries:
+                assert [one.emitted.token_id for one in entry.logprobs] == list(entry.token_ids)
+                for one in entry.logprobs:
+                    assert one.emitted.logprob <= 0
+                    assert [top.logprob for top in one.top] == sorted((top.logprob for top in one.top), reverse=True)
+                    found.append((one.emitted.token_id, one.emitted.logprob, [top.token_id for top in one.top]))
+    return found
+
+
+async def test_every_token_has_its_logprobs_and_they_are_the_same_after_remote_prefill(pair: WorkerPair) -> None:
+    local = await logprobs_of(pair, [])
+    assert len(local) == 20
+    assert all(len(top) == 3 for _, _, top in local)
+    assert await logprobs_of(pair, [pair.target]) == local

@@ -51,7 +51,7 @@ def run_all(d: Driver, cases: tuple[Case, ...] = CASES) -> None:
     assert_same(d, cases)
 
 
-def test_in_a_mixed_batch():
+def test_in_a_mixed_batch() -> None:
     d = driver(CASES)
     run_all(d)
     usages = [usage for _, usage in d.sink.ended.values()]
@@ -60,29 +60,29 @@ def test_in_a_mixed_batch():
     assert sum(u.draft_tokens - u.accepted_draft_tokens for u in usages) > 40
 
 
-def test_on_two_threads(two_threads: None):
+def test_on_two_threads(two_threads: None) -> None:
     run_all(driver(CASES, salt=1))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 128])
-def test_with_prompts_cut_into_chunks(chunk: int):
+def test_with_prompts_cut_into_chunks(chunk: int) -> None:
     run_all(driver(CASES, salt=chunk, chunk=chunk))
 
 
-def test_with_a_small_row_budget():
+def test_with_a_small_row_budget() -> None:
     run_all(driver(CASES, salt=3, rows=24, chunk=16))
 
 
 @pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 5])
-def test_at_every_verify_width(width: int):
+def test_at_every_verify_width(width: int) -> None:
     run_all(driver(CASES, salt=width, planner=FixedWidth(width)))
 
 
-def test_with_the_model_s_own_drafts():
+def test_with_the_model_s_own_drafts() -> None:
     run_all(driver(CASES, model=ServedModel(tiny_model(num_blocks=BLOCKS, num_slots=SLOTS))))
 
 
-def test_with_draft_weights_replaced_by_noise():
+def test_with_draft_weights_replaced_by_noise() -> None:
     weights = tiny_weights()
     assert weights.draft is not None
     generator = torch.Generator().manual_seed(1)
@@ -95,7 +95,7 @@ def test_with_draft_weights_replaced_by_noise():
 
 @pytest.mark.parametrize("has_snapshot", [True, False], ids=["snapshot", "warm-replay"])
 @pytest.mark.parametrize("chunk", [7, 128])
-def test_after_a_prefix_hit(has_snapshot: bool, chunk: int):
+def test_after_a_prefix_hit(has_snapshot: bool, chunk: int) -> None:
     d = driver(CASES, salt=chunk, chunk=chunk)
     for case in CASES:
         d.admit(case.request(export_chain=True))
@@ -111,7 +111,7 @@ def test_after_a_prefix_hit(has_snapshot: bool, chunk: int):
         assert rebuilt == (None if has_snapshot else stored_prefix(case).encoder_window)
 
 
-def test_after_a_hit_shorter_than_the_stored_prefix():
+def test_after_a_hit_shorter_than_the_stored_prefix() -> None:
     cases = tuple(case for case in HIT_CASES if case.length >= 256 + REPLAY)
     d = driver(cases)
     for case in cases:
@@ -141,7 +141,7 @@ def prefill_elsewhere(chunk: int, *, uses_hits: bool) -> Driver:
 
 @pytest.mark.parametrize("uses_hits", [False, True], ids=["cold", "hit"])
 @pytest.mark.parametrize("has_draft_windows", [True, False], ids=["draft-windows", "no-draft-windows"])
-def test_prefilled_by_another_engine(uses_hits: bool, has_draft_windows: bool):
+def test_prefilled_by_another_engine(uses_hits: bool, has_draft_windows: bool) -> None:
     source = prefill_elsewhere(60, uses_hits=uses_hits)
     d = driver(CASES, salt=5)
     for case in CASES:
@@ -158,14 +158,14 @@ def test_prefilled_by_another_engine(uses_hits: bool, has_draft_windows: bool):
 
 
 @pytest.mark.parametrize("salt", [1, 2])
-def test_interrupted_and_continued_at_random_tokens(salt: int):
+def test_interrupted_and_continued_at_random_tokens(salt: int) -> None:
     cuts = random.Random(salt)
     d = driver(CASES, salt=salt, chunk=11)
     d.generate(*(interrupted(case, cuts.randint(1, case.output - 1)) for case in CASES))
     assert_same(d, CASES)
 
 
-def test_continued_after_an_answer_longer_than_the_decoder_s_reach():
+def test_continued_after_an_answer_longer_than_the_decoder_s_reach() -> None:
     # 4 decoder layers look back 4 x 15 positions: decoder rows of the first emitted tokens are skipped.
     case = Case(25, 31, 1.0, output=90)
     d = driver((case,), chunk=11)
@@ -173,7 +173,7 @@ def test_continued_after_an_answer_longer_than_the_decoder_s_reach():
     assert_same(d, (case,))
 
 
-def test_two_choices_of_one_prompt_each_as_if_alone():
+def test_two_choices_of_one_prompt_each_as_if_alone() -> None:
     cases = tuple(replace(case, output=8) for case in CASES[::2])
     d = driver((), model=ServedModel(tiny_model(num_blocks=BLOCKS, num_slots=SLOTS)))
     d.submit(*(case.request(choices=[ChoiceStart()] * 2) for case in cases))
@@ -184,7 +184,7 @@ def test_two_choices_of_one_prompt_each_as_if_alone():
     d.assert_at_baseline()
 
 
-def test_one_choice_finished_and_the_other_interrupted():
+def test_one_choice_finished_and_the_other_interrupted() -> None:
     cases = tuple(replace(case, output=8) for case in CASES[1::3])
     d = driver((), model=ServedModel(tiny_model(num_blocks=BLOCKS, num_slots=SLOTS)), chunk=9)
     for i, case in enumerate(cases):
@@ -198,7 +198,7 @@ def test_one_choice_finished_and_the_other_interrupted():
     d.assert_at_baseline()
 
 
-def test_preempted_in_a_tiny_pool_and_recovered_in_place():
+def test_preempted_in_a_tiny_pool_and_recovered_in_place() -> None:
     cases = tuple(Case(length, length, float(length % 2), output=40) for length in (97, 110, 116, 122, 125))
     d = driver(cases, growth=Growth(admitted_output=2, blocks=1), model=_small(cases))
     d.submit(*(c.request(recover_in_place=True, arrival=float(i)) for i, c in enumerate(cases)))
@@ -215,7 +215,7 @@ def _small(cases: tuple[Case, ...]) -> ServedModel:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_with_penalties_and_filters(temperature: float):
+def test_with_penalties_and_filters(temperature: float) -> None:
     case = Case(40, 3, temperature)
     edits = {
         "presence_penalty": 0.5,
@@ -243,7 +243,7 @@ def test_with_penalties_and_filters(temperature: float):
     assert all(position.emitted.logprob <= position.top[0].logprob <= 0 for position in said[0][1])
 
 
-def test_cases_differ_so_that_equality_means_something():
+def test_cases_differ_so_that_equality_means_something() -> None:
     answers = {alone(case) for case in CASES}
     assert len(answers) == len(CASES)
     assert all(len(set(answer)) > 3 for answer in answers)

@@ -9,7 +9,7 @@ import torch
 from shoal_kernels.ops import indexer
 from shoal_kernels.precision import EXACT, KV, SERVED, Precision
 from shoal_model.model import Model
-from shoal_model.rows import RowBatch, Segment, plan_step
+from shoal_model.rows import RowBatch, Segment, StepLimits, plan_step
 from shoal_model.sequence import SequenceRun
 from shoal_model.state import StateSlots
 from shoal_model.trace import Recorder
@@ -17,6 +17,7 @@ from support.tiny_model import BACKTRACK, WINDOW, golden, tiny_model
 from torch import Tensor
 
 END_TO_END = [("text_exact", EXACT, 2e-6), ("text_kv", KV, 5e-5)]
+LIMITS = StepLimits(num_blocks=9, vocab_size=512, max_positions=4096)
 NOT_TRACED = (".gate", "index_scores", "main_kv", "index_k", "token_map", "features")
 
 
@@ -92,7 +93,7 @@ def test_served_rounding_is_reproduced_module_by_module() -> None:
     expected = golden("text_sim")
     model = tiny_model(SERVED)
     recorder = Recorder()
-    step = plan_step(one_segment(len(expected["ids"])), reserved(model), window=WINDOW, ratios=(1, 2))
+    step = plan_step(one_segment(len(expected["ids"])), reserved(model), window=WINDOW, ratios=(1, 2), limits=LIMITS)
     assert step.decoder is not None
     selected = None
     for layer in model.backbone.layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from shoal_engine.core import EngineConfig, EngineCore
 from shoal_engine.events import ChoiceEnd, EngineUsage, TokenEntry
 from shoal_engine.logical_rows import LogicalRows
 from shoal_engine.model_port import StepModel
-from shoal_engine.planner import FixedWidth, WidthPlanner
+from shoal_engine.planner import FixedWidth, WidthPlanner, WidthView
 from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest, SamplingSpec
 
 MAX_STEPS = 5000
@@ -69,6 +70,21 @@ class RecordingSink:
 
     def on_prefilled(self, request_id: str, hidden_row: bytes, computed_tokens: int) -> None:
         self.prefilled[request_id] = (hidden_row, computed_tokens)
+
+
+class RandomWidths:
+    """Any width that the cap allows, from a reproducible stream."""
+
+    max_width = 5
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def widths(self, views: Sequence[WidthView]) -> list[int]:
+        return [self._random.randint(0, view.cap) for view in views]
+
+    def observe(self, rows: int, seconds: float) -> None:
+        pass
 
 
 class Driver:

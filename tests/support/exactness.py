@@ -10,12 +10,12 @@ from typing import Any
 
 from shoal_engine.logical_rows import PrefixRows
 from shoal_engine.model_port import Draft, DraftStart
-from shoal_engine.planner import FixedWidth, WidthView
+from shoal_engine.planner import FixedWidth
 from shoal_engine.requests import ChoiceStart, GenerationRequest
 from shoal_engine.served_model import ServedModel
 from shoal_model.model import Model
 from shoal_model.sampler import choice_seed
-from support.engine_driver import Driver, request
+from support.engine_driver import Driver, RandomWidths, request
 from support.tiny_model import REPLAY, text, tiny_model
 
 BLOCKS, SLOTS = 160, 72
@@ -41,7 +41,12 @@ class Case:
 
     def request(self, **more: Any) -> GenerationRequest:
         """The request of this case; keywords replace its own."""
-        values = {"name": self.name, "seed": self.seed, "temperature": self.temperature, "max_tokens": self.output}
+        values: dict[str, Any] = {
+            "name": self.name,
+            "seed": self.seed,
+            "temperature": self.temperature,
+            "max_tokens": self.output,
+        }
         return request(self.prompt, **(values | {"ignore_eos": True} | more))
 
 
@@ -52,21 +57,6 @@ CASES = tuple(Case(length, 100 + i, float(i % 2)) for i, length in enumerate(LEN
     Case(length, 200 + i, float(1 - i % 2)) for i, length in enumerate((9, 17, 24, 129, 153, 281))
 )
 HIT_CASES = tuple(case for case in CASES if case.length >= 128 + REPLAY)
-
-
-class RandomWidths:
-    """Any width that the cap allows, from a reproducible stream."""
-
-    max_width = 5
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def widths(self, views: Sequence[WidthView]) -> list[int]:
-        return [self._random.randint(0, view.cap) for view in views]
-
-    def observe(self, rows: int, seconds: float) -> None:
-        pass
 
 
 class GuidedModel(ServedModel):

@@ -32,6 +32,7 @@ class FakeWorker(rpc.DecodeServiceServicer):
         self.heard: list[pb.FramesRequest] = []
         self.requests: list[pb.GenerateRequest] = []
         self.cancelled: list[str] = []
+        self.metadata: list[dict[str, Any]] = []
         self._out: asyncio.Queue[pb.FramesResponse | None] = asyncio.Queue()
 
     def acknowledged(self, request_id: str, choice_index: int = 0) -> int:
@@ -99,6 +100,7 @@ class FakeWorker(rpc.DecodeServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """One attempt."""
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         assert self.script is not None
         try:
             async for event in self.script(self, request, context):

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from shoal_common import process, settings
+from shoal_common.bus import Bus
 from shoal_common.bus_joining import join_bus
 from shoal_common.rpc import Readiness, serve
 
@@ -23,7 +24,8 @@ class TinyConfig:
 async def main(this: process.Process, loaded: settings.Loaded[TinyConfig]) -> None:
     config = loaded.service
     readiness = Readiness("nats")
-    bus = await join_bus(loaded.shared.nats_url, name=this.instance_id, readiness=readiness, metrics=this.metrics)
+    bus = Bus(loaded.shared.nats_url, name=this.instance_id)
+    await join_bus(bus, readiness=readiness, metrics=this.metrics)
 
     async def drain() -> None:
         print("drain begun", flush=True)

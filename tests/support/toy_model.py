@@ -148,7 +148,8 @@ class ToyModel:
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:
         drafts = []
         for start in starts:
-            context, assumed = start.context, []
+            context = start.context
+            assumed: list[int] = []
             assert start.position == len(context.prompt) + len(context.output) - 1
             assert start.token_id == context.output[-1]
             self._check_draft_window(start)
@@ -193,13 +194,13 @@ class ToyModel:
         self._blocks[target] = self._blocks[source]
 
     def read_block(self, block: int) -> bytes:
-        return self._blocks[block].tobytes()
+        return bytes(self._blocks[block].tobytes())
 
     def write_block(self, block: int, data: bytes | memoryview) -> None:
         self._blocks[block] = np.frombuffer(data, dtype=np.int64)
 
     def read_entries(self, block: int, num_tokens: int) -> bytes:
-        return self._blocks[block, :num_tokens].tobytes()
+        return bytes(self._blocks[block, :num_tokens].tobytes())
 
     def write_entries(self, block: int, num_tokens: int, data: bytes | memoryview) -> None:
         if len(data) != num_tokens * _RECORD:
@@ -216,7 +217,8 @@ class ToyModel:
     def read_window(self, slot: int, kind: RowKind, low: int, high: int) -> bytes:
         assert self.has_window(slot, kind, low, high), f"{kind} of {low}..{high} is gone"
         row = self._rings[kind][slot, np.arange(low, high) % (WINDOW + BACKTRACK)]
-        return np.stack([row + layer * 1000 for layer in range(_LAYERS[kind])]).tobytes()
+        rows: bytes = np.stack([row + layer * 1000 for layer in range(_LAYERS[kind])]).tobytes()
+        return rows
 
     def write_window(self, slot: int, kind: RowKind, low: int, high: int, data: bytes | memoryview) -> None:
         rows = np.frombuffer(data, dtype=np.int64).reshape(_LAYERS[kind], high - low)

@@ -83,7 +83,7 @@ async def ask(
     root: bytes | None = None,
     targets: list[pb.PrefillTarget] | None = None,
     temperature: float = 0.0,
-    max_tokens: int = 12,
+    max_tokens: int = 8,
     choices: list[pb.ChoiceState] | None = None,
     request_id: str = "",
     **more: Any,

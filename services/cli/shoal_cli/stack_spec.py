@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SERVICES = ("scheduler", "kv_cache", "prefill_worker", "decode_worker", "gateway")
-READ_THE_MODEL = ("prefill_worker", "decode_worker", "gateway")
+MODEL_READERS = ("prefill_worker", "decode_worker", "gateway")
 _DRAIN_GRACE_S = "3"
 
 
@@ -47,7 +47,7 @@ def _spec(name: str, options: StackOptions, environ: Mapping[str, str], nats_url
     }
     if name == "gateway":
         wanted[prefix + "HTTP_ADDRESS"] = options.http_address
-    if options.model is not None and name in READ_THE_MODEL:
+    if options.model is not None and name in MODEL_READERS:
         wanted[prefix + "MODEL"] = str(options.model)
     # -P: the folder the command happens to run in must not shadow our packages.
     command = (sys.executable, "-P", "-m", f"shoal_{name}")

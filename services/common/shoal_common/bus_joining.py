@@ -11,12 +11,11 @@ from shoal_common.telemetry import Metrics
 CONDITION = "nats"
 
 
-async def join_bus(nats_url: str, *, name: str, readiness: Readiness, metrics: Metrics) -> Bus:
-    """A started bus. `readiness` must have the condition "nats", which holds from the first connection on for ever.
+async def join_bus(bus: Bus, *, readiness: Readiness, metrics: Metrics) -> None:
+    """Start a bus. `readiness` must have the condition "nats", which holds from the first connection on for ever.
 
     A service that loses NATS later stays ready on its last view; `shoal_bus_cut_seconds` shows the view's age.
     """
-    bus = Bus(nats_url, name=name)
 
     async def reached() -> None:
         readiness.set(CONDITION)
@@ -32,4 +31,3 @@ async def join_bus(nats_url: str, *, name: str, readiness: Readiness, metrics: M
     metrics.observe("bus_slow_consumer", "Messages not delivered", lambda: counters.slow_consumer, kind="counter")
     metrics.observe("bus_handler_errors", "Handlers that failed", lambda: counters.handler_errors, kind="counter")
     await bus.start()
-    return bus

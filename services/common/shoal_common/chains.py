@@ -27,10 +27,13 @@ class HashChain:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """More tokens came."""
-        self._rest += token_ids
-        while len(self._rest) >= BLOCK_TOKENS:
-            block, self._rest = self._rest[:BLOCK_TOKENS], self._rest[BLOCK_TOKENS:]
-            self.hashes.append(block_hash(self.parent_of(len(self.hashes)), block))
+        known = [*self._rest, *token_ids]
+        # By offset: cutting blocks off the front would copy a long prompt once per block.
+        begin = 0
+        while begin + BLOCK_TOKENS <= len(known):
+            self.hashes.append(block_hash(self.parent_of(len(self.hashes)), known[begin : begin + BLOCK_TOKENS]))
+            begin += BLOCK_TOKENS
+        self._rest = known[begin:]
 
     def parent_of(self, block_index: int) -> bytes:
         """Hash of the block before `block_index`: the root for the first."""

@@ -1,21 +1,28 @@
-"""One worker process in the mesh: readiness, operator, presence, load, drain, around the services it offers."""
+"""One process in the mesh: bus, readiness, operator, presence, load, drain, around the services it offers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal_common.admin import Operator, Work, admin_service
 from shoal_common.announcer import Announcer
 from shoal_common.bus import Bus
+from shoal_common.bus_joining import join_bus
 from shoal_common.control import ControlServer
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process
 from shoal_common.rpc import Readiness, Service, serve
 from shoal_common.settings import SharedSettings
+
+_HEALTH_PERIOD_S = 1.0
+
+
+class EngineStopped(RuntimeError):
+    """What this instance serves with has ended; only a new process can go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +35,15 @@ class Addresses:
 
 
 class Instance:
-    """An instance that must prepare (load a model) before it can serve. Belongs to the running event loop.
+    """What every service's `main` builds its own objects into. Belongs to the running event loop.
 
-    It is alive at once, ready when NATS was reached and `prepare` is done, and announced from then on.
+    It is alive at once; ready when NATS was reached, all other conditions of `readiness` hold and `prepare` is done;
+    announced once it has an address and `prepare` is done.
 
     describe      what to announce, from the instance id and the address; called after `prepare`
     sample_load   called once a second on the announcer's thread
+    readiness     has the condition "nats", and "engine" if there is something to prepare
+    is_healthy    asked once a second after `prepare`; the process ends when it says no
     """
 
     def __init__(
@@ -47,11 +57,13 @@ class Instance:
         work: Work,
         describe: Callable[[str, str], Presence],
         sample_load: Callable[[], LoadReport],
+        readiness: Readiness,
+        is_healthy: Callable[[], bool] = lambda: True,
     ) -> None:
         self._process, self._shared, self._bus, self._role = process, shared, bus, role
         self._addresses, self._work = addresses, work
-        self._describe, self._sample_load = describe, sample_load
-        self._readiness = Readiness("nats", "engine")
+        self._describe, self._sample_load, self._is_healthy = describe, sample_load, is_healthy
+        self._readiness = readiness
         self._operator = Operator(
             instance_id=process.instance_id,
             role=role,
@@ -60,16 +72,25 @@ class Instance:
         )
         self._announcer: Announcer | None = None
         self._address = ""
+        self._is_prepared = False
 
     async def serve(
         self,
         services: Sequence[Service],
         *,
-        prepare: Callable[[], Awaitable[None]],
-        drain: Callable[[], Awaitable[None]],
         drain_grace_s: float,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        on_listening: Callable[[], Awaitable[None]] | None = None,
+        drain: Callable[[], Awaitable[None]] | None = None,
+        has_reflection: bool = True,
+        ready_fields: Mapping[str, str] | None = None,
     ) -> None:
-        """Serve until SIGTERM. An error of `prepare` ends the process and is raised."""
+        """Serve until SIGTERM. `prepare` runs beside; raises what it raised, or EngineStopped.
+
+        on_listening   called when the ports are open, before the announcement
+        drain          finishes or moves what runs, within `drain_grace_s`
+        ready_fields   more for the ready line
+        """
         control = ControlServer(
             self._bus,
             mesh=self._shared.mesh,
@@ -77,16 +98,21 @@ class Instance:
             commands=self._operator.commands(),
         )
         await control.start()
-        self._bus.on_connect(self._reached_nats)
-        await self._bus.start()
-        self._readiness.set("nats", self._bus.has_connected)
+        await join_bus(self._bus, readiness=self._readiness, metrics=self._process.metrics)
         stop = asyncio.Event()
         preparing = asyncio.create_task(self._prepare(prepare))
         preparing.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
 
         async def leave() -> None:
             self._operator.stopping()
-            await drain()
+            if drain is not None:
+                await drain()
+
+        async def listening(address: str) -> None:
+            if on_listening is not None:
+                await on_listening()
+            self._address = self._addresses.advertise or address
+            self._announce()
 
         try:
             await serve(
@@ -97,9 +123,11 @@ class Instance:
                 readiness=self._readiness,
                 metrics=self._process.metrics,
                 drain_grace_s=drain_grace_s,
-                on_listening=self._listening,
+                on_listening=listening,
                 drain=leave,
                 stop=stop,
+                has_reflection=has_reflection,
+                ready_fields=ready_fields,
             )
         finally:
             preparing.cancel()
@@ -109,21 +137,21 @@ class Instance:
             with contextlib.suppress(asyncio.CancelledError):
                 await preparing
 
-    async def _prepare(self, prepare: Callable[[], Awaitable[None]]) -> None:
-        await prepare()
-        self._readiness.set("engine")
+    async def _prepare(self, prepare: Callable[[], Awaitable[None]] | None) -> None:
+        if prepare is not None:
+            await prepare()
+            self._readiness.set("engine")
+        self._is_prepared = True
         self._announce()
-
-    async def _listening(self, address: str) -> None:
-        self._address = self._addresses.advertise or address
-        self._announce()
-
-    async def _reached_nats(self) -> None:
-        self._readiness.set("nats")
+        # The end of a thread sets no event that a loop could wait for.
+        while self._is_healthy():  # noqa: ASYNC110
+            await asyncio.sleep(_HEALTH_PERIOD_S)
+        self._readiness.set("engine", False)
+        raise EngineStopped("the engine has stopped; its log says why")
 
     def _announce(self) -> None:
-        """Once there is an address and an engine, whichever came last."""
-        is_due = self._address and "engine" not in self._readiness.missing
+        """Once there is an address and all is prepared, whichever came last."""
+        is_due = self._address and self._is_prepared
         if self._bus.is_off or self._announcer is not None or not is_due:
             return
         self._announcer = Announcer(

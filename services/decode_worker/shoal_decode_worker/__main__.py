@@ -13,14 +13,14 @@ from shoal_common.detached import run_detached
 from shoal_common.kv_cache_client import CacheNodes, CacheWriter, PrefixCache
 from shoal_common.kv_transport import KvPuller, host_id
 from shoal_common.process import Process
-from shoal_common.rpc import Channels
+from shoal_common.rpc import Channels, refused
 from shoal_common.settings import Loaded
 from shoal_common.watcher import Watcher
 
 from shoal_decode_worker.config import DecodeWorkerConfig
 from shoal_decode_worker.engine_adapter import EngineAdapter
 from shoal_decode_worker.mesh_prompt import MeshPrompt
-from shoal_decode_worker.model import load
+from shoal_decode_worker.model import check, load
 from shoal_decode_worker.prefill_client import PrefillClient, PrefillTimeouts
 from shoal_decode_worker.worker import ROLE, DecodeWorker
 from shoal_decode_worker.write_back import WriteBack
@@ -94,6 +94,10 @@ async def serve(process: Process, loaded: Loaded[DecodeWorkerConfig]) -> None:
 def main() -> None:
     """Console script."""
     loaded = settings.load_or_exit(DecodeWorkerConfig, service=ROLE, environ=os.environ, argv=sys.argv[1:])
+    try:
+        check(loaded.service)
+    except ValueError as error:
+        raise refused(ROLE, error) from error
     process = processes.begin(ROLE, loaded)
     processes.run(process, serve(process, loaded))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ServingConfig:
     """What a decode worker and a mock rank have in common. Lengths of time in seconds.
 
-    advertise_address    host:port that others reach this worker by; empty: the one it listens on
+    advertised_address    host:port that others reach this worker by; empty: the one it listens on
     beat_s               between two beats on a Frames stream
     gateway_expiry_s     silence after which a gateway's requests are aborted
     max_requests         Generate calls open at once
@@ -19,7 +19,7 @@ class ServingConfig:
 
     listen_address: str = "127.0.0.1:0"
     admin_address: str = "127.0.0.1:0"
-    advertise_address: str = ""
+    advertised_address: str = ""
     beat_s: float = 1.0
     gateway_expiry_s: float = 30.0
     max_requests: int = 1024

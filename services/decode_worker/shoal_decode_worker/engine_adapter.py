@@ -49,6 +49,9 @@ class StepEngine(Protocol):
 
     def close(self) -> bool: ...
 
+    @property
+    def is_running(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
@@ -74,6 +77,8 @@ class EngineAdapter:
         self._events: EngineEvents | None = None
         self._loaded: Loaded | None = None
         self._flow = Flow(self._set_paused)
+        # Written by the step thread alone.
+        self._draft_tokens = self._accepted_tokens = 0
 
     def ready(self, loaded: Loaded) -> None:
         """The model is loaded."""
@@ -90,6 +95,11 @@ class EngineAdapter:
     def facts(self) -> EngineFacts:
         """What the engine is. Raises Unavailable while the model loads."""
         return self._ready.facts
+
+    @property
+    def is_running(self) -> bool:
+        """True once the model is loaded, until its step thread ends."""
+        return self._loaded is not None and self._loaded.engine.is_running
 
     @property
     def replay_length(self) -> int:
@@ -153,6 +163,8 @@ class EngineAdapter:
             step_time_s=now.step_time_ema_s,
             verify_width=now.verify_width,
             accept_length=now.accept_length_ema,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     # LoadingEngine
@@ -174,6 +186,8 @@ class EngineAdapter:
     def on_tokens(self, step: int, entries: Sequence[engine_events.TokenEntry]) -> None:
         """Pause who must be paused before the next step, then hand over."""
         for one in entries:
+            self._draft_tokens += one.verified
+            self._accepted_tokens += one.accepted
             self._flow.emitted(one.request_id, one.choice, one.output_index + len(one.token_ids))
             self._post(self._write_back.tokens, one.request_id, one.choice, one.token_ids)
         self._reporting.on_step(step, [step_entry(one) for one in entries])

@@ -45,7 +45,7 @@ class EngineEvents(Protocol):
     """Where an engine reports. Called on its own thread; must not block. Order per request: entries, then one end."""
 
     def on_step(self, step: int, entries: list[StepEntry]) -> None:
-        """One step is over. Also called without entries, so that the step count moves."""
+        """One step gave tokens."""
 
     def on_ended(self, request_id: str, attempt: int, usage: RequestUsage) -> None:
         """All choices have ended, by themselves or by `finish`; nothing is held any more."""
@@ -63,6 +63,10 @@ class EngineLike(Protocol):
     @property
     def facts(self) -> EngineFacts:
         """What it is."""
+
+    @property
+    def is_running(self) -> bool:
+        """False once it cannot step any more."""
 
     def attach(self, events: EngineEvents) -> None:
         """Where to report, before the first `admit`."""

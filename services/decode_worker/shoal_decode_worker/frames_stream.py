@@ -94,7 +94,7 @@ async def _write(write: Write, stream: Stream, sessions: Sessions, frames: Frame
         if due.is_set():
             due.clear()
             runnable = frames.runnable_count(stream.gateway_id)
-            await write(pb.FramesResponse(beat=pb.WorkerBeat(step=sessions.step, runnable_count=runnable)))
+            await write(pb.FramesResponse(beat=pb.WorkerBeat(step=sessions.step_count, runnable_count=runnable)))
         while taken := frames.take(stream.gateway_id, stream.stream_id, MAX_FRAME_TOKENS):
             entries = [entry_message(request, entry) for request, entry in taken]
             await write(pb.FramesResponse(frame=pb.Frame(step=sessions.step, entries=entries)))

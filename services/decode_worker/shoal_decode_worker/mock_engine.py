@@ -85,10 +85,12 @@ class MockEngine:
 
     def __init__(self, facts: EngineFacts, model: MockModel, *, step_s: float, step_tokens: int) -> None:
         self.facts = facts
+        self.is_running = True
         self._model, self._step_s, self._step_tokens = model, step_s, step_tokens
         self._requests: dict[tuple[str, int], _Sequenced] = {}
         self._free_blocks, self._free_slots = facts.block_count, facts.slot_count
         self._step = 0
+        self._drafted = 0
         self._work = asyncio.Event()
         self._events: EngineEvents | None = None
 
@@ -147,6 +149,8 @@ class MockEngine:
             step_time_s=self._step_s,
             verify_width=width,
             accept_length=width,
+            draft_tokens=self._drafted,
+            accepted_tokens=self._drafted,
         )
 
     async def run(self) -> None:
@@ -204,7 +208,8 @@ class MockEngine:
         entries = [
             entry for request in self._requests.values() if request.has_begun for entry in self._advance(request)
         ]
-        self._events.on_step(self._step, entries)
+        if entries:
+            self._events.on_step(self._step, entries)
         for (request_id, attempt), request in list(self._requests.items()):
             if request.has_begun and all(choice.is_ended for choice in request.choices):
                 self._release(request_id, attempt)
@@ -240,6 +245,7 @@ class MockEngine:
         choice.is_ended = reason is not None
         accepted = max(0, len(tokens) - 1)
         request.drafted += accepted
+        self._drafted += accepted
         cached, request.is_first = (0 if request.is_first else None), False
         return TokenEntry(
             choice_index=index,

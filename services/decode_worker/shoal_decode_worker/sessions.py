@@ -11,9 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from shoal_common.errors import Aborted, MeshError
+from shoal_common.errors import Aborted, MeshError, Moved
 
-from shoal_decode_worker.core import DecodeCore, Failure
+from shoal_decode_worker.core import DecodeCore, Failure, moved
 from shoal_decode_worker.engine_like import EngineLike, StepEntry
 from shoal_decode_worker.entries import RequestUsage, TokenEntry
 from shoal_decode_worker.frames import Frames, Grant, NextIndex
@@ -82,7 +82,13 @@ class Sessions:
         self._idle = asyncio.Event()
         self._idle.set()
         self.step = 0
+        """The step that the newest entries came out of."""
         engine.attach(self)
+
+    @property
+    def step_count(self) -> int:
+        """Steps since the start, those that gave no tokens included."""
+        return self._engine.stats().step_count
 
     # Called by the engine, on its thread.
 
@@ -218,7 +224,9 @@ class Sessions:
     def _failed(self, request_id: str, attempt: int, error: MeshError) -> None:
         request = self._core.find(request_id, attempt)
         if request is not None:
-            self._fail(Failure(request=request, error=error))
+            # Whoever goes on needs the indices up to which entries came, which only the ledger knows.
+            told = moved(request) if isinstance(error, Moved) else error
+            self._fail(Failure(request=request, error=told))
 
     def _fail(self, failure: Failure) -> None:
         session = self._sessions.get((failure.request.request_id, failure.request.attempt))

@@ -12,7 +12,7 @@ from shoal_common.instance import Addresses, Instance
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process
-from shoal_common.rpc import Service
+from shoal_common.rpc import Readiness, Service
 from shoal_common.settings import SharedSettings
 
 from shoal_decode_worker.config import ServingConfig
@@ -49,13 +49,14 @@ class DecodeWorker:
         self._servicer = DecodeServicer(
             engine=engine, loader=loader, sessions=self._sessions, frames=frames, beat_s=config.beat_s
         )
+        _register_metrics(process, engine, self._core)
         self._instance = Instance(
             process=process,
             shared=shared,
             bus=bus,
             role=ROLE,
             addresses=Addresses(
-                listen=config.listen_address, admin=config.admin_address, advertise=config.advertise_address
+                listen=config.listen_address, admin=config.admin_address, advertise=config.advertised_address
             ),
             work=Work(
                 running_count=lambda: self._core.live_count,
@@ -64,6 +65,8 @@ class DecodeWorker:
             ),
             describe=lambda instance_id, address: _presence(instance_id, address, engine.facts, labels),
             sample_load=lambda: _report(engine.stats(), engine.facts),
+            readiness=Readiness("nats", "engine"),
+            is_healthy=lambda: engine.is_running,
         )
 
     async def serve(self, prepare: Callable[[], Awaitable[None]]) -> None:
@@ -89,6 +92,21 @@ class DecodeWorker:
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._config.gateway_expiry_s))
             self._sessions.expire()
+
+
+def _register_metrics(process: Process, engine: EngineLike, core: DecodeCore) -> None:
+    figures: dict[str, tuple[str, Callable[[], float]]] = {
+        "decode_running_requests": ("Requests that hold blocks", lambda: engine.stats().running),
+        "decode_waiting_requests": ("Requests that wait for blocks", lambda: engine.stats().waiting),
+        "decode_open_requests": ("Generate calls open", lambda: core.live_count),
+        "decode_free_blocks": ("KV blocks free", lambda: engine.stats().free_blocks),
+        "decode_free_slots": ("State slots free", lambda: engine.stats().free_slots),
+        "decode_steps": ("Steps since the start", lambda: engine.stats().step_count),
+        "decode_step_seconds": ("Moving average of the time of a step", lambda: engine.stats().step_time_s),
+        "decode_accept_length": ("Moving average of accepted drafts per step", lambda: engine.stats().accept_length),
+    }
+    for name, (text, sample) in figures.items():
+        process.metrics.gauge(name, text).set_function(sample)
 
 
 def _numbers(stats: EngineStats, open_requests: int) -> Mapping[str, float]:

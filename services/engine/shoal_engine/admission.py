@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from shoal_common.errors import InvalidArgument
+
 from shoal_engine.acceptance import StopRule
 from shoal_engine.block_pool import BLOCK_TOKENS, blocks_for
 from shoal_engine.errors import ExceedsCapacity, PromptTooLong, TokenOutOfRange
@@ -37,18 +39,22 @@ def check_prompt(prompt_ids: TokenIds, *, vocab_size: int, max_context: int, nee
             f"{len(prompt_ids)} tokens leave no room in a context of {max_context}",
             reason=PromptTooLong.reason,
         )
-    check_token_ids("prompt_ids", prompt_ids.tolist(), vocab_size)
+    outside = (prompt_ids < 0) | (prompt_ids >= vocab_size)
+    if outside.any():
+        first = int(outside.argmax())
+        raise _out_of_range(f"prompt_ids[{first}]", int(prompt_ids[first]), vocab_size)
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """Raises TokenOutOfRange naming the first id that is not in [0, vocab_size)."""
     for i, token in enumerate(token_ids):
         if not 0 <= token < vocab_size:
-            raise TokenOutOfRange.at(
-                f"{field}[{i}]",
-                f"token id {token} is not below the vocabulary size {vocab_size}",
-                reason=TokenOutOfRange.reason,
-            )
+            raise _out_of_range(f"{field}[{i}]", token, vocab_size)
+
+
+def _out_of_range(field: str, token: int, vocab_size: int) -> InvalidArgument:
+    description = f"token id {token} is not below the vocabulary size {vocab_size}"
+    return TokenOutOfRange.at(field, description, reason=TokenOutOfRange.reason)
 
 
 def shared_blocks(prompt_length: int) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Generic
 
-from shoal_common.errors import AlreadyExists, Draining, Internal, MeshError, Moved, Superseded
+from shoal_common.errors import AlreadyExists, Draining, Internal, MeshError, Superseded
 
-from shoal_engine.admission import Growth, choose_victim
+from shoal_engine.admission import Growth
 from shoal_engine.batcher import StepBudget
 from shoal_engine.block_pool import BLOCK_TOKENS
-from shoal_engine.errors import BadRows, OutOfBlocks, UnknownRequest, WrongPhase
+from shoal_engine.errors import BadRows, OutOfBlocks
 from shoal_engine.events import AdmitInfo, EngineSink, EngineStats, FinishReason, TokenEntry
 from shoal_engine.handover import Exporter, Importer
 from shoal_engine.holdings import Holdings
@@ -24,10 +24,11 @@ from shoal_engine.planner import WidthPlanner
 from shoal_engine.prompts import Prompts
 from shoal_engine.request_states import new_state
 from shoal_engine.requests import GenerationRequest, PrefillRequest
+from shoal_engine.roster import Roster, moved
 from shoal_engine.sequence import Phase, RequestState, Sequence
 from shoal_engine.snapshots import snapshot_position
 from shoal_engine.step import ChunkRows, DecodeRows, FirstRow, Stepper
-from shoal_engine.step_plan import StepPlan, in_order, is_runnable
+from shoal_engine.step_plan import StepPlan, is_runnable
 from shoal_engine.write_back import WriteBack
 
 logger = logging.getLogger(__name__)
@@ -53,10 +54,7 @@ class EngineConfig:
 
 
 class EngineCore(Generic[Hidden]):
-    """Requests of one model instance and the steps that serve them.
-
-    Invariant: what is not free in the pools belongs to a request in `_requests`; one that leaves holds nothing.
-    """
+    """Commands and steps over the requests of one model instance."""
 
     def __init__(
         self,
@@ -83,8 +81,8 @@ class EngineCore(Generic[Hidden]):
         self._write_back = WriteBack(self._exporter, sink)
         self._stepper = Stepper(model, self._write_back.choice_advanced)
         self._prompts = Prompts(model, config.replay_length)
-        self._requests: dict[str, RequestState] = {}
-        self._plan = StepPlan(self._requests, planner, config.budget, self._cover)
+        self._roster = Roster(self._holdings, self._prompts, self._write_back, sink)
+        self._plan = StepPlan(self._roster, planner, config.budget, self._roster.cover)
         self._handed_over: list[FirstRow[Hidden]] = []
         self._admitted_count = 0
         self._step_count = 0
@@ -101,7 +99,7 @@ class EngineCore(Generic[Hidden]):
         raises   PromptTooLong, TokenOutOfRange, InvalidArgument, ExceedsCapacity; OutOfBlocks, OutOfSlots, Draining;
                  AlreadyExists unless its attempt is greater than that of the running one, which then ends (Superseded)
         """
-        older = self._requests.get(request.request_id)
+        older = self._roster.states.get(request.request_id)
         if older is not None:
             if request.attempt <= older.request.attempt:
                 raise AlreadyExists(
@@ -109,7 +107,9 @@ class EngineCore(Generic[Hidden]):
                     reason="ATTEMPT_NOT_NEWER",
                     attempt=older.request.attempt,
                 )
-            self._fail(older, Superseded(f"attempt {request.attempt} replaces this one", attempt=request.attempt))
+            self._roster.fail(
+                older, Superseded(f"attempt {request.attempt} replaces this one", attempt=request.attempt)
+            )
         if self._is_draining:
             raise Draining("the engine takes no new requests")
         state = new_state(
@@ -119,25 +119,23 @@ class EngineCore(Generic[Hidden]):
             max_context=self._max_context,
             choice_seed=self._model.choice_seed,
         )
-        waiting = [other for other in self._requests.values() if other.phase is Phase.WAITING]
+        waiting = [other for other in self._roster if other.phase is Phase.WAITING]
         if any(other.request.priority >= request.priority for other in waiting):
             raise OutOfBlocks(f"{len(waiting)} requests wait for blocks", waiting=len(waiting))
-        self._holdings.take(state)
-        self._prompts.prepare(state)
+        self._roster.add(state)
         self._admitted_count += 1
-        self._requests[request.request_id] = state
         slots = len(state.live)
         return AdmitInfo(blocks=sum(len(s.blocks) for s in state.live), slots=slots)
 
     def load_prefix(self, request_id: str, prefix: PrefixRows) -> None:
         """Load a prefix hit into an admitted request. Raises UnknownRequest, WrongPhase, HitNotUsable, BadRows."""
-        state = self._admitted(request_id)
+        state = self._roster.admitted(request_id)
         if state is not None:
             self._importer.prefix(state, prefix)
 
     def load_rows(self, request_id: str, rows: SequenceOf[LogicalRows]) -> None:
         """Load some rows of a prompt prefilled elsewhere. Raises UnknownRequest, WrongPhase, BadRows."""
-        state = self._admitted(request_id)
+        state = self._roster.admitted(request_id)
         if state is not None:
             self._importer.rows(state, rows)
 
@@ -146,7 +144,7 @@ class EngineCore(Generic[Hidden]):
 
         raises   UnknownRequest, WrongPhase; BadRows: the request is as it was and `start` can run the prompt here
         """
-        state = self._admitted(request_id)
+        state = self._roster.admitted(request_id)
         if state is None:
             return self.start(request_id)
         if len(handover.hidden_row) != self._shape.hidden_bytes:
@@ -155,7 +153,7 @@ class EngineCore(Generic[Hidden]):
         self._importer.check_complete(state)
         state.is_started = True
         if not state.live:
-            return self._end(state)
+            return self._roster.end(state)
         self._prompts.plan(state)
         state.cached_tokens = max(state.hit_tokens, handover.cached_tokens)
         # The other side stores what belongs to the prompt alone.
@@ -166,13 +164,13 @@ class EngineCore(Generic[Hidden]):
 
     def start(self, request_id: str) -> None:
         """Run the prompt here from what is loaded. Raises UnknownRequest, WrongPhase."""
-        state = self._admitted(request_id)
+        state = self._roster.admitted(request_id)
         if state is None:
-            self._requests[request_id].is_started = True
+            self._roster.known(request_id).is_started = True
             return
         state.is_started = True
         if not state.live:
-            return self._end(state)
+            return self._roster.end(state)
         self._prompts.start(state)
 
     def finish(self, request_id: str, choice: int, end_index: int) -> bool:
@@ -181,37 +179,34 @@ class EngineCore(Generic[Hidden]):
         returns  False when it had ended already, or has fewer tokens
         raises   UnknownRequest
         """
-        state = self._known(request_id)
-        if not 0 <= choice < len(state.sequences) or state.is_prefill_only:
-            raise UnknownRequest(f"request {request_id} has no choice {choice}", choice=choice)
-        sequence = state.sequences[choice]
+        state, sequence = self._roster.choice(request_id, choice)
         if end_index > len(sequence.output):
             return False
         del sequence.output[end_index:]
         if sequence.is_done:
             return False
-        self._end_choice(state, sequence, FinishReason.STOP)
+        self._roster.end_choice(state, sequence, FinishReason.STOP)
         return True
 
     def cancel(self, request_id: str) -> bool:
         """Drop a request in any phase; nothing of it is stored and no event comes. False: it is not here."""
-        state = self._requests.get(request_id)
+        state = self._roster.states.get(request_id)
         if state is None:
             return False
-        self._remove(state)
+        self._roster.remove(state)
         return True
 
     def pause(self, request_id: str, choice: int) -> None:
         """Skip the rows of a choice from the next step on; it keeps what it holds. Raises UnknownRequest."""
-        self._known(request_id).sequences[choice].is_paused = True
+        self._roster.choice(request_id, choice)[1].is_paused = True
 
     def resume(self, request_id: str, choice: int) -> None:
         """Undo `pause`. Raises UnknownRequest."""
-        self._known(request_id).sequences[choice].is_paused = False
+        self._roster.choice(request_id, choice)[1].is_paused = False
 
     def move(self, request_id: str) -> None:
         """End a request with Moved: it goes on elsewhere from its next indices. Raises UnknownRequest."""
-        self._fail(self._known(request_id), _moved())
+        self._roster.fail(self._roster.known(request_id), moved())
 
     def drain(self) -> None:
         """Take no new requests."""
@@ -223,14 +218,14 @@ class EngineCore(Generic[Hidden]):
 
     def fail_all(self, error: MeshError) -> None:
         """End every request with `error`."""
-        for state in list(self._requests.values()):
-            self._fail(state, error)
+        for state in list(self._roster):
+            self._roster.fail(state, error)
 
     # Steps
 
     def step(self) -> bool:
         """Run one step. False: nothing could run."""
-        self._take_back_waiting()
+        self._roster.take_back_waiting()
         decodes = self._plan.decodes()
         chunks = self._plan.chunks(sum(rows.width + 1 for rows in decodes))
         handed_over = [start for start in self._handed_over if start.state.phase is Phase.LOADED]
@@ -245,16 +240,16 @@ class EngineCore(Generic[Hidden]):
             involved = [r.state for r in decodes] + [r.state for r in chunks] + [r.state for r in handed_over]
             logger.exception("step failed", extra={"step": self._step_count, "requests": len(involved)})
             for state in involved:
-                self._fail(state, Internal("a step of this request failed"))
+                self._roster.fail(state, Internal("a step of this request failed"))
         self._observe(decodes, chunks, self._clock() - began)
         return True
 
     def stats(self) -> EngineStats:
         """This moment's numbers."""
-        states = self._requests.values()
+        states = list(self._roster)
         waiting = sum(state.phase is Phase.WAITING for state in states)
         return EngineStats(
-            running=len(self._requests) - waiting,
+            running=len(states) - waiting,
             waiting=waiting,
             runnable=sum(is_runnable(state) for state in states),
             block_count=self._holdings.blocks.block_count,
@@ -281,7 +276,7 @@ class EngineCore(Generic[Hidden]):
             self._sink.on_tokens(self._step_count, [entry for _, _, entry in made])
         for state, sequence, entry in made:
             if entry.finish_reason is not None:
-                self._end_choice(state, sequence, entry.finish_reason)
+                self._roster.end_choice(state, sequence, entry.finish_reason)
         going_on = [(state, s) for state, s, _ in made if not s.is_done and not s.is_paused]
         self._stepper.draft(going_on, self._planner.max_width)
 
@@ -317,82 +312,8 @@ class EngineCore(Generic[Hidden]):
         request_id = state.request.request_id
         self._sink.on_prefill_rows(request_id, self._exporter.final_rows(state))
         hidden_row = self._model.hidden_to_bytes(start.hidden, start.row)
-        self._remove(state)
+        self._roster.remove(state)
         self._sink.on_prefilled(request_id, hidden_row, state.prompt_length - run.run_start)
-
-    # Life of a request
-
-    def _known(self, request_id: str) -> RequestState:
-        state = self._requests.get(request_id)
-        if state is None:
-            raise UnknownRequest(f"request {request_id} is not here", request_id=request_id)
-        return state
-
-    def _admitted(self, request_id: str) -> RequestState | None:
-        """The request if rows can be loaded; None if it lost its blocks and will run its prompt here by itself."""
-        state = self._known(request_id)
-        if state.phase is Phase.WAITING:
-            return None
-        if state.phase is not Phase.ADMITTED:
-            raise WrongPhase(f"request {request_id} runs already", request_id=request_id, phase=state.phase.value)
-        return state
-
-    def _end_choice(self, state: RequestState, sequence: Sequence, reason: FinishReason) -> None:
-        if state.phase is Phase.DECODE:
-            self._write_back.choice_ended(state, sequence)
-        sequence.end(reason)
-        # The prompt may still be running in this choice's slot and blocks.
-        if sequence is not state.lead:
-            self._holdings.give_back_sequence(sequence)
-        if not state.live:
-            self._end(state)
-
-    def _end(self, state: RequestState) -> None:
-        self._remove(state)
-        self._sink.on_ended(state.request.request_id, state.request.attempt, state.ends(), state.usage())
-
-    def _fail(self, state: RequestState, error: MeshError) -> None:
-        if state.phase is Phase.GONE:
-            return
-        self._remove(state)
-        self._sink.on_failed(state.request.request_id, state.request.attempt, error, state.next_indices())
-
-    def _remove(self, state: RequestState) -> None:
-        self._holdings.give_back(state)
-        state.phase, state.lead = Phase.GONE, None
-        self._requests.pop(state.request.request_id, None)
-
-    # Blocks
-
-    def _cover(self, state: RequestState, sequence: Sequence, positions: int) -> bool:
-        """Make a choice's blocks cover `positions`, at the cost of younger requests. False: it gave up its own."""
-        while not self._holdings.grow(state, sequence, positions):
-            victim = choose_victim(self._holders())
-            self._preempt(victim)
-            if victim is state:
-                return False
-        return True
-
-    def _holders(self) -> Iterable[RequestState]:
-        return (state for state in self._requests.values() if state.phase is not Phase.WAITING)
-
-    def _preempt(self, state: RequestState) -> None:
-        logger.info("preempted", extra={"request_id": state.request.request_id, "phase": state.phase.value})
-        request = state.request
-        if not (isinstance(request, GenerationRequest) and request.recover_in_place):
-            return self._fail(state, _moved())
-        self._holdings.give_back(state)
-        state.lead, state.phase = None, Phase.WAITING
-
-    def _take_back_waiting(self) -> None:
-        for state in in_order(self._requests.values(), Phase.WAITING):
-            # Strictly in order: a small request must not overtake a large one for ever.
-            if not self._holdings.can_take(state):
-                break
-            self._holdings.take(state)
-            self._prompts.prepare(state)
-            if state.is_started:
-                self._prompts.start(state)
 
     def _observe(self, decodes: list[DecodeRows], chunks: list[ChunkRows], seconds: float) -> None:
         rows = sum(row.width + 1 for row in decodes) + sum(chunk.count for chunk in chunks)
@@ -404,10 +325,6 @@ class EngineCore(Generic[Hidden]):
             self._decode_count += 1
             mean = sum(accepted) / len(accepted)
             self._accept_length = _average(self._accept_length, mean, self._decode_count)
-
-
-def _moved() -> Moved:
-    return Moved("the request gave up its blocks and must go on elsewhere")
 
 
 def _average(old: float, new: float, count: int) -> float:

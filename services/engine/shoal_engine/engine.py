@@ -61,6 +61,11 @@ class Engine(Generic[Hidden]):
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @property
+    def is_running(self) -> bool:
+        """False once the step thread has ended, by `close` or by an error that it could not survive."""
+        return self._thread.is_alive()
+
     def admit(self, request: GenerationRequest | PrefillRequest) -> Future[AdmitInfo]:
         """See `EngineCore.admit`."""
         return self._commands.put(lambda: self._core.admit(request))

@@ -70,7 +70,10 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUsage:
-    """What a request used here. Output tokens count over all choices, tokens so far included; drafts only here."""
+    """What a request used here. Output tokens count over all choices, tokens so far included; drafts only here.
+
+    decode_steps   counts each choice in each step, so that accepted_draft_tokens / decode_steps is the accept length
+    """
 
     prompt_tokens: int
     output_tokens: int

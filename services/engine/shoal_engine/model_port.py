@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+from shoal_model.segment import Segment
 
 from shoal_engine.events import PositionLogprobs
 from shoal_engine.logical_rows import RowKind
 from shoal_engine.requests import SamplingSpec, TokenIds
-
-if TYPE_CHECKING:
-    from shoal_model.rows import Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import torch
 from shoal_kernels.ops.sampling import RowSampling, choice_seed, logprobs, process_logits
 from shoal_model.draft import Anchor
 from shoal_model.model import Model
-from shoal_model.rows import RowBatch, Segment
 from shoal_model.sampler import SampleRow, sample
+from shoal_model.segment import RowBatch, Segment
 from torch import Tensor
 
 from shoal_engine.events import PositionLogprobs, TokenLogprob

@@ -11,7 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Generic
 
-from shoal_model.rows import Segment
+from shoal_model.segment import Segment
 
 from shoal_engine.acceptance import Accepted, accept
 from shoal_engine.events import FinishReason, PositionLogprobs, TokenEntry

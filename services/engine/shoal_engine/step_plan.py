@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from shoal_engine.batcher import ChunkWork, StepBudget, plan_chunks
 from shoal_engine.block_pool import BLOCK_TOKENS
@@ -35,7 +35,7 @@ class StepPlan:
     """Plans steps over the requests of one engine, which it only reads."""
 
     def __init__(
-        self, requests: Mapping[str, RequestState], planner: WidthPlanner, budget: StepBudget, cover: Cover
+        self, requests: Iterable[RequestState], planner: WidthPlanner, budget: StepBudget, cover: Cover
     ) -> None:
         self._requests = requests
         self._planner = planner
@@ -46,7 +46,7 @@ class StepPlan:
         """Rows of every choice that generates, with blocks to hold them; may take the blocks of younger requests."""
         ready = [
             (state, sequence)
-            for state in in_order(self._requests.values(), Phase.DECODE)
+            for state in in_order(self._requests, Phase.DECODE)
             for sequence in state.live
             if sequence.output and not sequence.is_paused and is_caught_up(state, sequence)
         ]
@@ -65,10 +65,10 @@ class StepPlan:
     def chunks(self, decode_rows: int) -> list[ChunkRows]:
         """Pieces of prompts, and of emitted tokens that are rerun, beside `decode_rows` decode rows."""
         works: list[tuple[RequestState, Sequence, ChunkWork]] = []
-        for state in in_order(self._requests.values(), Phase.PREFILL):
+        for state in in_order(self._requests, Phase.PREFILL):
             assert state.lead is not None, "a prompt runs in its lead"
             works.append((state, state.lead, _work(state, state.lead.frontier, state.prompt_length, state.cuts)))
-        for state in in_order(self._requests.values(), Phase.DECODE):
+        for state in in_order(self._requests, Phase.DECODE):
             for sequence in state.live:
                 if sequence.output and not sequence.is_paused and not is_caught_up(state, sequence):
                     end = state.prompt_length + len(sequence.output) - 1

@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from shoal_common.errors import DeadlineExceeded
+from shoal_common.errors import DeadlineExceeded, InvalidArgument
 from shoal_kernels.threads import set_num_threads
+from shoal_model.checkpoint import Checkpoint
+from shoal_model.errors import CheckpointError
 from torch import Tensor
 
 from shoal_engine.batcher import StepBudget
@@ -25,6 +27,10 @@ from shoal_engine.served_model import ServedModel
 NANO, NANO_NAME = "nano", "shoal-nano"
 _WARM_UP_TIMEOUT_S = 600.0
 _POLL_S = 0.01
+
+
+class BadModel(ValueError):
+    """The model asked for cannot be served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,14 @@ class WorkerModel:
     identity: ModelIdentity
     replay_length: int
     max_context: int
+
+
+def check_model(model: str) -> None:
+    """Raise BadModel, in one line, unless `model` names a checkpoint whose files are all there and fit together."""
+    try:
+        Checkpoint.open(model_directory(model))
+    except (CheckpointError, InvalidArgument) as error:
+        raise BadModel(str(error)) from error
 
 
 def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> WorkerModel:

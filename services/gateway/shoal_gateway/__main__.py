@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -11,14 +10,13 @@ from pathlib import Path
 from shoal.inference.v1 import inference_service_pb2_grpc as rpc
 from shoal_common import process as processes
 from shoal_common import settings
-from shoal_common.admin import Operator, Work, admin_service
-from shoal_common.announcer import Announcer
-from shoal_common.bus import OFF, Bus
-from shoal_common.control import ControlServer
+from shoal_common.admin import Work
+from shoal_common.bus import Bus
+from shoal_common.instance import Addresses, Instance
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process
-from shoal_common.rpc import AddressInUse, Service, refused, serve
+from shoal_common.rpc import AddressInUse, Service, refused
 from shoal_common.settings import Loaded
 from shoal_common.watcher import Watcher
 
@@ -38,77 +36,49 @@ async def run(
     config, shared = loaded.service, loaded.shared
     bus = Bus(shared.nats_url, name=process.instance_id)
     watcher = Watcher(bus, mesh=shared.mesh, on_up=gateway.fleet.on_up, on_down=gateway.fleet.on_down)
-    announcers: list[Announcer] = []
-
-    def set_draining(is_draining: bool) -> None:
-        gateway.answers.set_draining(is_draining)
-        for announcer in announcers:
-            announcer.update(is_draining=is_draining)
-
-    work = Work(
-        running_count=lambda: gateway.answers.in_flight,
-        set_draining=set_draining,
-        numbers=lambda: {"running": gateway.answers.in_flight},
+    instance = Instance(
+        process=process,
+        shared=shared,
+        bus=bus,
+        role=ROLE,
+        addresses=Addresses(
+            listen=config.listen_address, admin=config.admin_address, advertise=config.advertised_address
+        ),
+        work=Work(
+            running_count=lambda: gateway.answers.in_flight,
+            set_draining=gateway.answers.set_draining,
+            numbers=lambda: {"running": gateway.answers.in_flight},
+        ),
+        describe=lambda instance_id, grpc_address: Presence(
+            instance_id=instance_id,
+            role=ROLE,
+            address=grpc_address,
+            model=config.model_name,
+            labels={"http": address},
+        ),
+        sample_load=lambda: LoadReport(running=gateway.answers.in_flight),
+        readiness=gateway.readiness,
     )
-    operator = Operator(instance_id=process.instance_id, role=ROLE, readiness=gateway.readiness, work=work)
-    control = ControlServer(bus, mesh=shared.mesh, instance_id=process.instance_id, commands=operator.commands())
 
-    async def reached_nats() -> None:
-        gateway.readiness.set("nats")
-
-    async def listening(grpc_address: str) -> None:
+    async def listening() -> None:
         gateway.start()
         await http.start()
-        if shared.nats_url != OFF:
-            presence = Presence(
-                instance_id=process.instance_id,
-                role=ROLE,
-                address=config.advertise_address or grpc_address,
-                model=config.model_name,
-                labels={"http": address},
-            )
-            announcer = Announcer(
-                nats_url=shared.nats_url,
-                mesh=shared.mesh,
-                presence=presence,
-                sample_load=lambda: LoadReport(running=gateway.answers.in_flight),
-            )
-            announcers.append(announcer)
-            announcer.start()
 
-    async def drain() -> None:
-        operator.stopping()
-        await gateway.answers.wait_idle()
-
-    bus.on_connect(reached_nats)
-    await control.start()
     await watcher.start()
-    await bus.start()
     try:
-        await serve(
-            [
-                Service(SERVICE_NAME, rpc.add_InferenceServiceServicer_to_server, gateway.servicer),
-                admin_service(operator),
-            ],
-            service=ROLE,
-            listen_address=config.listen_address,
-            admin_address=config.admin_address,
-            readiness=gateway.readiness,
-            metrics=process.metrics,
+        await instance.serve(
+            [Service(SERVICE_NAME, rpc.add_InferenceServiceServicer_to_server, gateway.servicer)],
             drain_grace_s=config.drain_grace_s,
             on_listening=listening,
-            drain=drain,
+            drain=gateway.answers.wait_idle,
             has_reflection=config.reflection,
             ready_fields={"http": address},
         )
     finally:
-        for announcer in announcers:
-            await asyncio.to_thread(announcer.stop)
         gateway.answers.fail_all()
         await http.stop()
         await gateway.close()
         await watcher.stop()
-        await bus.close()
 
 
 async def start(process: Process, loaded: Loaded[GatewayConfig]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import secrets
+from collections.abc import Iterator
 
 from deepseek_recipe import Tokenizer
 from shoal.common.v1 import sampling_pb2
+from shoal_common import request_scope
 from shoal_common.errors import Draining
 
 from shoal_gateway.attempt import Workers
@@ -18,8 +20,6 @@ from shoal_gateway.prefix_chains import PrefixChains
 from shoal_gateway.refusals import Overloaded
 from shoal_gateway.reserve_client import ReserveClient
 from shoal_gateway.running import Running, Timeouts
-
-logger = logging.getLogger(__name__)
 
 
 class Answer:
@@ -117,38 +117,38 @@ class Answers:
         self._reserve, self._workers = reserve, workers
         self._timeouts, self._metrics, self._max_in_flight = timeouts, metrics, max_in_flight
         self._held: dict[str, Running] = {}
-        self._opening = 0
+        self._preparing = 0
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def in_flight(self) -> int:
-        """Requests held now."""
-        return len(self._held) + self._opening
+        """Requests held now, from the moment they are accepted."""
+        return len(self._held) + self._preparing
 
-    def check_room(self) -> None:
-        """Raises Overloaded or Draining if a request would be refused now: before any work is put into it."""
+    @contextlib.contextmanager
+    def accepting(self) -> Iterator[None]:
+        """Holds a place while the body is read, encoded and opened. Raises Overloaded or Draining before any of it."""
         if self._is_draining:
             raise Draining("the gateway is leaving", retry_after_s=1.0)
         if self.in_flight >= self._max_in_flight:
             raise Overloaded(
                 f"{self.in_flight} requests are in flight here", retry_after_s=1.0, max_in_flight=self._max_in_flight
             )
-
-    async def open(self, prepared: Prepared) -> Answer:
-        """Begin to answer. Raises Overloaded or Draining."""
-        self.check_room()
-        self._opening += 1
+        self._preparing += 1
         self._idle.clear()
         try:
-            chains = await self._chains.of_prompt(prepared.prompt_ids, prepared.user_id)
-        except BaseException:
-            self._opening -= 1
-            self._ended("")
-            raise
-        self._opening -= 1
+            yield
+        finally:
+            self._preparing -= 1
+            self._tell_idle()
+
+    async def open(self, prepared: Prepared) -> Answer:
+        """Begin to answer an accepted request."""
+        chains = await self._chains.of_prompt(prepared.prompt_ids, prepared.user_id)
         request_id = secrets.token_hex(16)
+        request_scope.request_id.set(request_id)
         answer = Answer(request_id, prepared)
         reader = OutputReader(prepared.choice_count, prepared.output, self._tokenizer)
         running = Running(
@@ -167,7 +167,6 @@ class Answers:
         answer.bind(reader, running)
         self._held[request_id] = running
         self._metrics.prompt_tokens.observe(len(prepared.prompt_ids))
-        self._metrics.in_flight.set(self.in_flight)
         running.start()
         return answer
 
@@ -186,6 +185,9 @@ class Answers:
 
     def _ended(self, request_id: str) -> None:
         self._held.pop(request_id, None)
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
         self._metrics.in_flight.set(self.in_flight)
         if not self.in_flight:
             self._idle.set()

@@ -27,7 +27,7 @@ class GatewayConfig:
     listen_address: str = "127.0.0.1:8001"
     """Where gRPC is served."""
     admin_address: str = "127.0.0.1:0"
-    advertise_address: str = ""
+    advertised_address: str = ""
     """What other instances call; empty: the listen address."""
     model: str = ""
     """Folder with config.json and tokenizer.json; empty: the model that comes with Shoal."""

@@ -81,9 +81,10 @@ class InferenceServicer(InferenceServiceServicer):
         began_s = time.perf_counter()
         if not request.HasField("generation"):
             raise InvalidArgument.at("generation", "is required")
-        self._answers.check_room()
-        prepared = await prepare(request.generation, self._encoder)
-        async with await self._answers.open(prepared.request) as answer:
+        with self._answers.accepting():
+            prepared = await prepare(request.generation, self._encoder)
+            answer = await self._answers.open(prepared.request)
+        async with answer:
             yield pb.GenerateStreamResponse(head=self._head(answer, prepared))
             writers = [
                 DeltaWriter(index, has_tokens=prepared.has_tokens) for index in range(prepared.request.choice_count)

@@ -12,7 +12,6 @@ from google.protobuf.duration_pb2 import Duration
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
-from shoal_common import request_scope
 from shoal_common.errors import DeadlineExceeded, Internal, MeshError
 from shoal_common.telemetry import inject
 
@@ -66,11 +65,10 @@ class Running:
         self._request_id, self._model, self._prepared, self._chains = request_id, model, prepared, chains
         self._reader, self._reserve, self._workers, self._metrics = reader, reserve, workers, metrics
         self._on_change, self._on_ended = on_change, on_ended
-        # Placements come on a stream of all requests: what is called for this one belongs to its own trace.
-        self._context = contextvars.copy_context()
-        self._context.run(request_scope.request_id.set, request_id)
-        self._traceparent = inject().get("traceparent", "")
         self._loop = asyncio.get_running_loop()
+        # Placements arrive in the context of the scheduler's stream; attempts belong into the request's own.
+        self._context = contextvars.copy_context()
+        self._traceparent = inject().get("traceparent", "")
         self._began_s = self._loop.time()
         self._deadline_s = self._began_s + timeouts.total_s
         self._timers = [

@@ -15,14 +15,14 @@ from shoal_common.errors import FailedPrecondition
 from shoal_common.kv_cache_client import CacheNodes, CacheWriter, PrefixCache
 from shoal_common.kv_transport import ExportTable, KvPuller, SharedArena, host_id
 from shoal_common.process import Process
-from shoal_common.rpc import Channels
+from shoal_common.rpc import Channels, refused
 from shoal_common.settings import Loaded as LoadedSettings
 from shoal_common.watcher import Watcher
 
 from shoal_prefill_worker.call import Tools
 from shoal_prefill_worker.config import PrefillWorkerConfig
 from shoal_prefill_worker.core import Jobs
-from shoal_prefill_worker.model import Loaded, load
+from shoal_prefill_worker.model import Loaded, check, load
 from shoal_prefill_worker.outbox import Outbox
 from shoal_prefill_worker.servicer import PrefillServicer
 from shoal_prefill_worker.worker import ROLE, PrefillWorker
@@ -83,6 +83,7 @@ async def serve(process: Process, settings_in_force: LoadedSettings[PrefillWorke
                 cache=cache,
                 writer=writer,
                 exports=exports,
+                slots=asyncio.Semaphore(config.slot_count),
                 pulled_timeout_s=config.pulled_timeout_s,
             )
         )
@@ -116,6 +117,10 @@ def _arena(config: PrefillWorkerConfig) -> SharedArena | None:
 def main() -> None:
     """Console script."""
     loaded = settings.load_or_exit(PrefillWorkerConfig, service=ROLE, environ=os.environ, argv=sys.argv[1:])
+    try:
+        check(loaded.service)
+    except ValueError as error:
+        raise refused(ROLE, error) from error
     process = processes.begin(ROLE, loaded)
     processes.run(process, serve(process, loaded))
 

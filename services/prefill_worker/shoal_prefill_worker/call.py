@@ -43,7 +43,7 @@ class PrefillModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What all calls of one worker share."""
+    """What all calls of one worker share. `slots`: as many as the engine has; calls wait for one in order."""
 
     facts: PrefillFacts
     model: PrefillModel
@@ -52,6 +52,7 @@ class Tools:
     cache: PrefixCache
     writer: CacheWriter
     exports: ExportTable
+    slots: asyncio.Semaphore
     pulled_timeout_s: float
 
 
@@ -70,6 +71,7 @@ class PrefillCall:
         self._chain = HashChain(start.cache_root, start.prompt_ids) if start.cache_root is not None else None
         self._kept: list[bytes | memoryview] = []
         self._cached_tokens = 0
+        self._is_over = False  # the caller has said its last word
 
     def stop(self, error: MeshError) -> None:
         """Make `run` raise this error."""
@@ -81,10 +83,12 @@ class PrefillCall:
         tools.outbox.listen(key, self._inbox.put_nowait)
         reading = asyncio.create_task(self._read(requests))
         try:
-            await asyncio.shield(asyncio.wrap_future(tools.engine.admit(_engine_request(self._job))))
             with tools.exports.opened(self._offer) as export:
-                await self._begin(export)
-                await self._serve(export)
+                async with tools.slots:
+                    await self._admit()
+                    await self._begin(export)
+                    await self._serve_until_done(export)
+                await self._wait_until_pulled(export)
         finally:
             tools.engine.cancel(key)
             tools.outbox.forget(key)
@@ -128,31 +132,42 @@ class PrefillCall:
         self._kept = list(rows.blocks)
         self._cached_tokens = rows.hit_tokens
 
-    async def _serve(self, export: Export) -> None:
-        is_done = False
-        while True:
-            timeout_s = self._tools.pulled_timeout_s if is_done else None
-            try:
-                event = await asyncio.wait_for(self._inbox.get(), timeout_s)
-            except TimeoutError as error:
-                raise DeadlineExceeded(f"rows were not pulled in {timeout_s} s", timeout_s=timeout_s) from error
-            if isinstance(event, MeshError):
-                raise event
-            if isinstance(event, Failed):
-                raise event.error
-            if isinstance(event, _Closed):
-                return
-            if isinstance(event, pb.PrefillRequest):
-                if event.HasField("pulled"):
-                    return
-                await self._answer(event, export)
-            elif isinstance(event, Rows):
-                await self._announce(export, [rows for rows in event.rows if self._is_wanted(rows)])
-            elif isinstance(event, Prefilled):
-                await self._write(self._done(event))
-                is_done = True
-            else:
-                self._store(event)
+    async def _admit(self) -> None:
+        if self._job.superseded is not None:
+            raise self._job.superseded
+        # Shielded: the engine answers in any case, and `run` takes back what it then holds.
+        await asyncio.shield(asyncio.wrap_future(self._tools.engine.admit(_engine_request(self._job))))
+
+    async def _serve_until_done(self, export: Export) -> None:
+        while not self._job.is_done:
+            await self._handle(await self._inbox.get(), export)
+
+    async def _wait_until_pulled(self, export: Export) -> None:
+        seconds = self._tools.pulled_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._is_over:
+                    await self._handle(await self._inbox.get(), export)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"rows were not pulled in {seconds} s", timeout_s=seconds) from error
+
+    async def _handle(self, event: Event | pb.PrefillRequest | _Closed | MeshError, export: Export) -> None:
+        if isinstance(event, MeshError):
+            raise event
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, _Closed):
+            self._is_over = True
+        elif isinstance(event, pb.PrefillRequest):
+            self._is_over = event.HasField("pulled")
+            await self._answer(event, export)
+        elif isinstance(event, Rows):
+            await self._announce(export, [rows for rows in event.rows if self._is_wanted(rows)])
+        elif isinstance(event, Prefilled):
+            await self._write(self._done(event))
+            self._job.is_done = True
+        else:
+            self._store(event)
 
     async def _answer(self, message: pb.PrefillRequest, export: Export) -> None:
         """Have lets the kept blocks go, Need announces some of them."""

@@ -11,7 +11,7 @@ class PrefillWorkerConfig:
 
     model                checkpoint folder, or "nano" for the one that comes with Shoal
     model_name           what clients call it; empty: the folder's name
-    advertise_address    host:port that others reach this worker by; empty: the one it listens on
+    advertised_address    host:port that others reach this worker by; empty: the one it listens on
     block_count          KV blocks of 128 tokens
     slot_count           prompts in prefill at once
     replay_length        K; 0: window + 2 * backtrack
@@ -29,7 +29,7 @@ class PrefillWorkerConfig:
 
     listen_address: str = "127.0.0.1:0"
     admin_address: str = "127.0.0.1:0"
-    advertise_address: str = ""
+    advertised_address: str = ""
     model: str = "nano"
     model_name: str = ""
     block_count: int = 512

@@ -63,11 +63,16 @@ class PromptStart:
 
 
 class Job:
-    """One live prefill. `superseded` is set when a newer attempt took its place."""
+    """One live prefill.
+
+    superseded   set when a newer attempt took its place
+    is_done      the prompt has run; its rows may still be pulled
+    """
 
     def __init__(self, start: PromptStart) -> None:
         self.start = start
         self.superseded: Superseded | None = None
+        self.is_done = False
 
     @property
     def key(self) -> str:
@@ -87,6 +92,11 @@ class Jobs:
     def live_count(self) -> int:
         """Prefills from `open` to `close`."""
         return len(self._live)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of the live prefills that are not done, as if each began at its start."""
+        return sum(len(job.start.prompt_ids) for job in self._live.values() if not job.is_done)
 
     def open(self, start: PromptStart) -> tuple[Job, Job | None]:
         """Take a prompt in. Returns its job, and the older attempt that must stop.

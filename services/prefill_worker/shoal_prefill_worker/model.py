@@ -23,6 +23,13 @@ class Loaded:
     model: PrefillModel
 
 
+def check(config: PrefillWorkerConfig) -> None:
+    """Raise ValueError, in one line, for a model that cannot be served. Reads headers only."""
+    from shoal_engine.worker_model import check_model
+
+    check_model(config.model)
+
+
 def load(config: PrefillWorkerConfig, sink: EngineSink) -> Loaded:
     """Load, start and warm up. Blocking: seconds, or a minute where kernels are compiled for the first time."""
     from shoal_engine.worker_model import WorkerModelSettings, open_worker_model, warm_up

@@ -13,7 +13,7 @@ from shoal_common.kv_transport import ExportTable, KvTransportServicer
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process
-from shoal_common.rpc import Service
+from shoal_common.rpc import Readiness, Service
 from shoal_common.settings import SharedSettings
 from shoal_engine.events import EngineStats
 
@@ -44,17 +44,24 @@ class PrefillWorker:
     ) -> None:
         self._config, self._jobs, self._servicer, self._exports = config, jobs, servicer, exports
         self._loaded, self._labels = loaded, labels
+        metrics = process.metrics
+        metrics.gauge("prefill_open_requests", "Prefill calls open").set_function(lambda: jobs.live_count)
+        metrics.gauge("prefill_open_exports", "Exports that are not pulled yet").set_function(lambda: len(exports))
+        metrics.gauge("prefill_free_blocks", "KV blocks free").set_function(lambda: self._stats.free_blocks)
+        metrics.gauge("prefill_steps", "Steps since the start").set_function(lambda: self._stats.step_count)
         self._instance = Instance(
             process=process,
             shared=shared,
             bus=bus,
             role=ROLE,
             addresses=Addresses(
-                listen=config.listen_address, admin=config.admin_address, advertise=config.advertise_address
+                listen=config.listen_address, admin=config.admin_address, advertise=config.advertised_address
             ),
             work=Work(running_count=lambda: jobs.live_count, set_draining=self._set_draining, numbers=self._numbers),
             describe=self._describe,
             sample_load=self._sample_load,
+            readiness=Readiness("nats", "engine"),
+            is_healthy=self._is_healthy,
         )
 
     async def serve(self, prepare: Callable[[], Awaitable[None]]) -> None:
@@ -79,6 +86,10 @@ class PrefillWorker:
     async def _drain(self) -> None:
         # A prefill is short; its caller tries the next worker if the grace is over first.
         await self._servicer.idle()
+
+    def _is_healthy(self) -> bool:
+        loaded = self._loaded()
+        return loaded is not None and loaded.engine.is_running
 
     @property
     def _stats(self) -> EngineStats:
@@ -117,11 +128,12 @@ class PrefillWorker:
         stats = self._stats
         return LoadReport(
             running=stats.running,
-            waiting=stats.waiting,
+            waiting=max(0, self._jobs.live_count - stats.running),
             free_blocks=stats.free_blocks,
             total_blocks=stats.block_count,
             free_slots=stats.free_slots,
             total_slots=stats.slot_count,
             step_time_us=round(stats.step_time_ema_s * 1e6),
             step_count=stats.step_count,
+            waiting_tokens=self._jobs.waiting_tokens,
         )

@@ -7,13 +7,12 @@ import os
 import sys
 
 from shoal.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
-from shoal_common.admin import Operator, Work, admin_service
-from shoal_common.announcer import Announcer
-from shoal_common.bus import OFF, Bus
-from shoal_common.control import ControlServer
+from shoal_common.admin import Work
+from shoal_common.bus import Bus
+from shoal_common.instance import Addresses, Instance
 from shoal_common.presence import Presence
 from shoal_common.process import Process, begin, run
-from shoal_common.rpc import Channels, Readiness, Service, serve
+from shoal_common.rpc import Channels, Readiness, Service
 from shoal_common.settings import SharedSettings, load_or_exit
 
 from shoal_scheduler.config import SchedulerConfig
@@ -43,87 +42,57 @@ async def main(process: Process, config: SchedulerConfig, shared: SharedSettings
     scheduler = Scheduler(fleet=fleet, kv=kv, placer=placer, limits=limits, replica_id=process.instance_id)
     desk = Desk(
         scheduler,
-        SchedulerMetrics(process.metrics),
+        SchedulerMetrics(process.metrics, scheduler),
         max_streams=config.max_gateways,
         max_outbox=config.max_outbox,
     )
     bus = Bus(shared.nats_url, name=process.instance_id)
-    readiness = Readiness("nats")
     watch = FleetWatch(bus, desk, kv, mesh=shared.mesh, instance_id=process.instance_id)
     channels = Channels()
     lister = KvLister(kv, channels, fleet.address_of, limit=config.max_index_entries)
     servicer = SchedulerServicer(
         desk, scheduler, default_remaining_s=config.default_remaining_s, view_age_s=bus.cut_for_s
     )
-    announcers: list[Announcer] = []
-
-    async def announce(address: str) -> None:
-        if shared.nats_url != OFF:
-            presence = Presence(
-                instance_id=process.instance_id, role=SCHEDULER, address=config.advertised_address or address
-            )
-            announcers.append(
-                Announcer(nats_url=shared.nats_url, mesh=shared.mesh, presence=presence, sample_load=lambda: desk.load)
-            )
-            announcers[0].start()
-
-    def set_draining(is_draining: bool) -> None:
-        for announcer in announcers:
-            announcer.update(is_draining=is_draining)
-
-    operator = Operator(
-        instance_id=process.instance_id,
+    instance = Instance(
+        process=process,
+        shared=shared,
+        bus=bus,
         role=SCHEDULER,
-        readiness=readiness,
+        addresses=Addresses(
+            listen=config.listen_address, admin=config.admin_address, advertise=config.advertised_address
+        ),
         work=Work(
             running_count=lambda: len(scheduler.leases),
-            set_draining=set_draining,
             numbers=lambda: {"queued": len(scheduler.queue), "leases": len(scheduler.leases), "fleet": len(fleet)},
         ),
+        describe=lambda instance_id, address: Presence(instance_id=instance_id, role=SCHEDULER, address=address),
+        sample_load=lambda: desk.load,
+        readiness=Readiness("nats"),
     )
 
     async def drain() -> None:
-        operator.stopping()
         servicer.close()
 
-    async def reached_nats() -> None:
-        readiness.set("nats")
-
-    control = ControlServer(bus, mesh=shared.mesh, instance_id=process.instance_id, commands=operator.commands())
-    await control.start()
-    bus.on_connect(reached_nats)
     await watch.start()
-    await bus.start()
-    readiness.set("nats", bus.has_connected)
     background = [asyncio.create_task(desk.run()), asyncio.create_task(lister.run())]
     try:
-        await serve(
+        await instance.serve(
             [
                 Service(
                     "shoal.scheduler.v1.SchedulerService",
                     pb_grpc.add_SchedulerServiceServicer_to_server,
                     servicer,
                 ),
-                admin_service(operator),
             ],
-            service=SCHEDULER,
-            listen_address=config.listen_address,
-            admin_address=config.admin_address,
-            readiness=readiness,
-            metrics=process.metrics,
             drain_grace_s=config.drain_grace_s,
-            on_listening=announce,
             drain=drain,
         )
     finally:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        for announcer in announcers:
-            await asyncio.to_thread(announcer.stop)
         await watch.stop()
         await channels.close()
-        await bus.close()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class SchedulerConfig:
     replay_tokens: int = 140
     busy_tokens: float = 256.0
     pressure_tokens: float = 1024.0
-    max_index_entries: int = 100_000
+    max_index_entries: int = 65_536
     max_gateways: int = 256
     max_outbox: int = 8192
     default_remaining_s: float = 600.0
@@ -43,7 +43,7 @@ class SchedulerConfig:
     max_queued: int = 4096
     max_refusals: int = 5
     max_losses: int = 8
-    max_chain_length: int = 2_000_000
+    max_chain_length: int = 1_000_000
     view_settle_s: float = 1.5
     homeless_wait_s: float = 10.0
     stream_grace_s: float = 5.0

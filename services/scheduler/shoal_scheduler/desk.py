@@ -33,13 +33,14 @@ class Outbox:
         self._queue: asyncio.Queue[pb.ReserveResponse | None] = asyncio.Queue(limit + 1)
         self._is_overfull = False
 
-    def put(self, response: pb.ReserveResponse) -> None:
-        """Send; past the limit the stream ends instead."""
+    def put(self, response: pb.ReserveResponse) -> bool:
+        """Send. False past the limit: the stream is over."""
         if self._queue.qsize() < self._limit:
             self._queue.put_nowait(response)
-        elif not self._is_overfull:
-            self._is_overfull = True
-            self.end()
+            return True
+        self._is_overfull = True
+        self.end()
+        return False
 
     def end(self) -> None:
         """No more answers: `get` returns None once those before are read. Safe to repeat."""
@@ -116,15 +117,19 @@ class Desk:
         self.load = LoadReport(
             running=len(scheduler.leases) - waiting, waiting=waiting, in_flight=scheduler.fleet.in_flight()
         )
-        self._metrics.renew(scheduler)
+        self._metrics.renew()
 
     def _send(self, outgoing: list[Outgoing], now_s: float) -> None:
+        overfull: dict[str, Outbox] = {}
         for one in outgoing:
             if isinstance(one.answer, Placement):
                 self._trace(one.request_id, one.answer, now_s)
             outbox = self._outboxes.get(one.stream_id)
-            if outbox is not None:
-                outbox.put(response_of(one))
+            if outbox is not None and not outbox.put(response_of(one)):
+                overfull[one.stream_id] = outbox
+        for outbox in overfull.values():
+            logger.warning("a gateway does not read its answers", extra={"stream": outbox.stream_id})
+            self.close_stream(outbox)
 
     def _trace(self, request_id: str, placement: Placement, now_s: float) -> None:
         lease = self._scheduler.leases.get(request_id)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import grpc
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 from shoal.scheduler.v1 import scheduler_service_pb2_grpc as pb_grpc
-from shoal_common.errors import InvalidArgument
+from shoal_common.errors import Draining, InvalidArgument
 
 from shoal_scheduler.core.scheduler import Scheduler
 from shoal_scheduler.desk import Desk, Outbox
@@ -36,7 +36,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self._desk, self._scheduler = desk, scheduler
         self._default_remaining_s = default_remaining_s
         self._view_age_s = view_age_s
-        self._open: set[Outbox] = set()
+        self._readers: set[asyncio.Task[None]] = set()
 
     async def Reserve(
         self, request_iterator: AsyncIterator[pb.ReserveRequest], context: Context
@@ -48,15 +48,20 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         if first.WhichOneof("message") != "opened" or not first.opened.gateway_id:
             raise InvalidArgument.at("opened.gateway_id", "the first message is Opened and names the gateway")
         outbox = self._desk.open_stream(first.opened.gateway_id)
-        self._open.add(outbox)
         reader = asyncio.create_task(self._read(request_iterator, outbox))
+        # Not left to the reader itself: one that is cancelled before its first step runs nothing.
+        reader.add_done_callback(lambda _: outbox.end())
+        self._readers.add(reader)
         try:
             while (response := await outbox.get()) is not None:
                 yield response
-            await reader
+            await asyncio.wait({reader})
+            if reader.cancelled():
+                raise Draining("this replica leaves; another one takes your requests")
+            reader.result()
         finally:
             reader.cancel()
-            self._open.discard(outbox)
+            self._readers.discard(reader)
             self._desk.close_stream(outbox)
 
     async def GetFleet(self, request: pb.GetFleetRequest, context: Context) -> pb.GetFleetResponse:
@@ -70,15 +75,12 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
 
     def close(self) -> None:
         """End all Reserve streams: the gateways go on at another replica."""
-        for outbox in tuple(self._open):
-            outbox.end()
+        for reader in tuple(self._readers):
+            reader.cancel()
 
     async def _read(self, requests: AsyncIterator[pb.ReserveRequest], outbox: Outbox) -> None:
-        try:
-            async for request in requests:
-                self._take(request, outbox.stream_id)
-        finally:
-            outbox.end()
+        async for request in requests:
+            self._take(request, outbox.stream_id)
 
     def _take(self, request: pb.ReserveRequest, stream_id: str) -> None:
         kind = request.WhichOneof("message")

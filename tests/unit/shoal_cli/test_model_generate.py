@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 from shoal_cli import model
@@ -42,6 +43,6 @@ def test_a_bad_value_is_one_line_and_exit_2(
     assert line.startswith(f"shoal model generate: {problem}")
 
 
-def test_a_folder_without_a_model_is_one_line_and_exit_2(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_model_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("generate", str(tmp_path), "--prompt", "x") == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -188,6 +188,7 @@ def test_the_five_services_get_addresses_but_what_the_user_sets_stands() -> None
     assert tuple(specs) == SERVICES
     gateway, worker = specs["gateway"].environment, specs["decode_worker"].environment
     assert gateway["SHOAL_GATEWAY_HTTP_ADDRESS"] == "127.0.0.1:8000"
+    assert gateway["SHOAL_GATEWAY_MODEL"] == "/models/x"
     assert gateway["SHOAL_GATEWAY_DRAIN_GRACE_S"] == "9"
     assert worker["SHOAL_DECODE_WORKER_LISTEN_ADDRESS"] == "127.0.0.1:0"
     assert worker["SHOAL_DECODE_WORKER_MODEL"] == "/models/x"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,7 +17,7 @@ from shoal.common.v1 import kv_transport_pb2 as pb
 from shoal.common.v1 import kv_transport_service_pb2_grpc as pb_grpc
 from shoal_common.errors import ChecksumMismatch, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from shoal_common.kv_transport import ArenaFull, ExportTable, KvPuller, KvTransportServicer, PayloadSpec, SharedArena
-from shoal_common.kv_transport.arena import ArenaView
+from shoal_common.kv_transport.arena import ArenaView, sweep_abandoned
 from shoal_common.kv_transport.free_list import FreeList
 from shoal_common.rpc.channels import Channel
 from shoal_common.rpc.interceptors import ServerInterceptor
@@ -141,6 +144,31 @@ def test_an_arena_is_mapped_only_under_its_own_nonce_and_name() -> None:
                 ArenaView(name, nonce)
     with pytest.raises(FailedPrecondition):
         ArenaView(arena.name, arena.nonce)
+
+
+def test_an_arena_goes_with_its_owner_even_when_that_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from shoal_common.kv_transport import SharedArena;"
+        "arena = SharedArena(4096, directory=Path(sys.argv[1])); print(arena.name, flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    name = owner.stdout.readline().strip()
+    with SharedArena(4096, directory=tmp_path) as mine:
+        assert {path.name for path in tmp_path.iterdir()} == {name, mine.name}
+        owner.kill()
+        owner.wait()
+        assert sweep_abandoned(tmp_path) == 1
+        assert [path.name for path in tmp_path.iterdir()] == [mine.name]
+    owner.stdout.close()
+
+
+def test_shared_memory_that_cannot_be_had_is_a_typed_error_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="shared memory"):
+        SharedArena(4096, directory=tmp_path / "absent")
+    with pytest.raises(FailedPrecondition, match="shared memory"):
+        SharedArena(0, directory=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 700)), max_size=60))

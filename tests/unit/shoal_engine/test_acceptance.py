@@ -18,7 +18,9 @@ tokens = st.integers(0, 4)
     maximum=st.integers(1, 12),
     count=st.integers(0, 5),
 )
-def test_a_verify_step_says_what_plain_decoding_says(truth, drafts, stops, minimum, maximum, count):
+def test_a_verify_step_says_what_plain_decoding_says(
+    truth: list[int], drafts: list[int], stops: frozenset[int], minimum: int, maximum: int, count: int
+) -> None:
     rule = StopRule(stops, minimum, max(maximum, count + 1))
     # Rows after a wrong draft see another prefix: what they sample must not matter.
     right = next((i for i, d in enumerate(drafts) if d != truth[i]), len(drafts))
@@ -37,7 +39,7 @@ def test_a_verify_step_says_what_plain_decoding_says(truth, drafts, stops, minim
     assert outcome.accepted == min(len(plain), right)
 
 
-def test_the_end_token_ends_unless_it_is_ignored():
+def test_the_end_token_ends_unless_it_is_ignored() -> None:
     rule = StopRule.of(SamplingSpec(), eos_id=1, room=10)
     assert end_after(1, 1, rule) is FinishReason.STOP
     rule = StopRule.of(SamplingSpec(ignore_eos=True, stop_token_ids=frozenset({5})), eos_id=1, room=10)
@@ -45,17 +47,17 @@ def test_the_end_token_ends_unless_it_is_ignored():
     assert end_after(5, 1, rule) is FinishReason.STOP
 
 
-def test_the_context_ends_before_max_tokens_when_it_is_shorter():
+def test_the_context_ends_before_max_tokens_when_it_is_shorter() -> None:
     assert StopRule.of(SamplingSpec(max_tokens=50), eos_id=1, room=10).max_tokens == 10
     assert StopRule.of(SamplingSpec(max_tokens=5), eos_id=1, room=10).max_tokens == 5
     assert StopRule.of(SamplingSpec(), eos_id=1, room=10).max_tokens == 10
 
 
-def test_a_stop_token_at_the_limit_is_a_stop():
+def test_a_stop_token_at_the_limit_is_a_stop() -> None:
     assert end_after(1, 4, StopRule(frozenset({1}), 0, 4)) is FinishReason.STOP
 
 
 @pytest.mark.parametrize("minimum", [0, 2])
-def test_stops_below_min_tokens_do_not_end(minimum: int):
+def test_stops_below_min_tokens_do_not_end(minimum: int) -> None:
     rule = StopRule(frozenset({1}), minimum, 9)
     assert [end_after(1, count, rule) is FinishReason.STOP for count in (1, 2, 3)] == [c > minimum for c in (1, 2, 3)]

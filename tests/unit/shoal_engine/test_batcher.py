@@ -22,7 +22,9 @@ budgets = st.builds(StepBudget, rows=st.integers(1, 600), chunk=st.integers(1, 3
 
 
 @given(works, st.integers(0, 800), budgets)
-def test_chunks_stop_at_cuts_and_stay_within_the_budget(works: list[ChunkWork], decode_rows: int, budget: StepBudget):
+def test_chunks_stop_at_cuts_and_stay_within_the_budget(
+    works: list[ChunkWork], decode_rows: int, budget: StepBudget
+) -> None:
     counts = plan_chunks(works, decode_rows, budget)
     assert sum(counts) <= max(budget.rows - decode_rows, budget.min_chunk)
     for work, count in zip(works, counts, strict=True):
@@ -31,14 +33,14 @@ def test_chunks_stop_at_cuts_and_stay_within_the_budget(works: list[ChunkWork], 
 
 
 @given(works.filter(bool), st.integers(0, 800), budgets)
-def test_the_first_in_order_always_moves(works: list[ChunkWork], decode_rows: int, budget: StepBudget):
+def test_the_first_in_order_always_moves(works: list[ChunkWork], decode_rows: int, budget: StepBudget) -> None:
     counts = plan_chunks(works, decode_rows, budget)
     first = min(range(len(works)), key=lambda i: (-works[i].priority, works[i].arrival, i))
     assert counts[first] > 0
 
 
 @given(works, budgets)
-def test_a_later_work_runs_only_when_no_earlier_one_lacks_budget(works: list[ChunkWork], budget: StepBudget):
+def test_a_later_work_runs_only_when_no_earlier_one_lacks_budget(works: list[ChunkWork], budget: StepBudget) -> None:
     counts = plan_chunks(works, 0, budget)
     order = sorted(range(len(works)), key=lambda i: (-works[i].priority, works[i].arrival, i))
     starved = False
@@ -48,7 +50,7 @@ def test_a_later_work_runs_only_when_no_earlier_one_lacks_budget(works: list[Chu
         starved = starved or counts[i] < full
 
 
-def test_a_prompt_reaches_its_end_through_every_cut():
+def test_a_prompt_reaches_its_end_through_every_cut() -> None:
     position, cuts, stops = 0, (128, 130, 256), []
     while position < 300:
         (count,) = plan_chunks(
@@ -59,6 +61,6 @@ def test_a_prompt_reaches_its_end_through_every_cut():
     assert set(cuts) <= set(stops)
 
 
-def test_a_budget_must_be_positive():
+def test_a_budget_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         StepBudget(rows=0)

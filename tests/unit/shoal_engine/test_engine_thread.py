@@ -2,15 +2,17 @@
 
 import queue
 import threading
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
-from shoal_common.errors import Unavailable
+from shoal_common.errors import MeshError, Unavailable
 from shoal_engine.commands import CommandQueue
 from shoal_engine.core import EngineConfig
 from shoal_engine.engine import Engine
 from shoal_engine.errors import CommandQueueFull, PromptTooLong
+from shoal_engine.events import ChoiceEnd, EngineUsage
 from shoal_engine.planner import FixedWidth
+from shoal_model.rows import Segment
 from support.engine_driver import RecordingSink, request
 from support.toy_model import REPLAY, ToyModel, toy_output
 
@@ -24,11 +26,11 @@ class NotifyingSink(RecordingSink):
         super().__init__()
         self.done: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def on_ended(self, request_id, attempt, ends, usage) -> None:
+    def on_ended(self, request_id: str, attempt: int, ends: Sequence[ChoiceEnd], usage: EngineUsage) -> None:
         super().on_ended(request_id, attempt, ends, usage)
         self.done.put(request_id)
 
-    def on_failed(self, request_id, attempt, error, next_indices) -> None:
+    def on_failed(self, request_id: str, attempt: int, error: MeshError, next_indices: Sequence[int]) -> None:
         super().on_failed(request_id, attempt, error, next_indices)
         self.done.put(request_id)
 
@@ -40,17 +42,17 @@ class SlowModel(ToyModel):
         super().__init__()
         self.entered, self.gate = threading.Semaphore(0), threading.Semaphore(0)
 
-    def forward(self, segments):
+    def forward(self, segments: Sequence[Segment]) -> list[int]:
         self.entered.release()
         assert self.gate.acquire(timeout=WAIT_S)
         return super().forward(segments)
 
 
-def engine(model: ToyModel, sink: NotifyingSink, **more) -> Engine:
-    return Engine(model, EngineConfig(replay_length=REPLAY), sink, FixedWidth(5), **more)
+def engine(model: ToyModel, sink: NotifyingSink) -> Engine[list[int]]:
+    return Engine(model, EngineConfig(replay_length=REPLAY), sink, FixedWidth(5))
 
 
-def test_a_request_runs_from_another_thread():
+def test_a_request_runs_from_another_thread() -> None:
     sink = NotifyingSink()
     e = engine(ToyModel(), sink)
     e.open()
@@ -65,15 +67,15 @@ def test_a_request_runs_from_another_thread():
     assert e.stats().step_count > 0
 
 
-def test_errors_come_back_through_the_future():
+def test_errors_come_back_through_the_future() -> None:
     e = engine(ToyModel(), NotifyingSink())
     e.open()
-    future = e.admit(request(np.full(200_000, 5)))
+    future = e.admit(request([5] * 200_000))
     assert isinstance(future.exception(WAIT_S), PromptTooLong)
     e.close()
 
 
-def test_closing_fails_what_runs_and_what_waits():
+def test_closing_fails_what_runs_and_what_waits() -> None:
     sink, model = NotifyingSink(), SlowModel()
     e = engine(model, sink)
     e.open()
@@ -93,7 +95,7 @@ def test_closing_fails_what_runs_and_what_waits():
     assert e.stats().free_slots == e.stats().slot_count
 
 
-def test_a_cancel_takes_effect_before_the_next_step():
+def test_a_cancel_takes_effect_before_the_next_step() -> None:
     sink, model = NotifyingSink(), SlowModel()
     e = engine(model, sink)
     e.open()
@@ -109,14 +111,14 @@ def test_a_cancel_takes_effect_before_the_next_step():
     assert e.close(WAIT_S)
 
 
-def test_an_engine_that_was_never_opened_can_be_closed():
+def test_an_engine_that_was_never_opened_can_be_closed() -> None:
     e = engine(ToyModel(), NotifyingSink())
     waiting = e.drain()
     assert e.close()
     assert isinstance(waiting.exception(WAIT_S), Unavailable)
 
 
-def test_a_full_queue_refuses_all_but_what_lets_go():
+def test_a_full_queue_refuses_all_but_what_lets_go() -> None:
     commands = CommandQueue(limit=2)
     commands.put(lambda: 1)
     last = commands.put(lambda: 2)
@@ -128,7 +130,7 @@ def test_a_full_queue_refuses_all_but_what_lets_go():
     commands.put(lambda: 5)
 
 
-def test_a_bug_outside_a_step_ends_every_request_and_the_engine():
+def test_a_bug_outside_a_step_ends_every_request_and_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = NotifyingSink()
     e = engine(ToyModel(), sink)
     wanted = request([5, 6, 7], max_tokens=50, ignore_eos=True)
@@ -136,10 +138,10 @@ def test_a_bug_outside_a_step_ends_every_request_and_the_engine():
     e.open()
     e.admit(wanted).result(WAIT_S)
 
-    def broken(*_):
+    def broken(*_: object) -> list[int]:
         raise RuntimeError("a planner's bug")
 
-    e._core._planner.widths = broken
+    monkeypatch.setattr(e._core._planner, "widths", broken)
     e.start("r").result(WAIT_S)
     assert sink.done.get(timeout=WAIT_S) == "r"
     assert sink.failed["r"][0].code == "INTERNAL"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from shoal_common.errors import InvalidArgument, Unavailable
@@ -20,7 +22,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def test_a_text_gives_a_text(llm: LLM):
+def test_a_text_gives_a_text(llm: LLM) -> None:
     (said,) = llm.generate("def f(x):", GREEDY)
     (result,) = llm.generate("def f(x):", GREEDY, decode_sequence=False)
     assert said == result.outputs[0].text
@@ -30,7 +32,7 @@ def test_a_text_gives_a_text(llm: LLM):
     assert result.outputs[0].finish_reason == "length"
 
 
-def test_more_prompts_than_slots_come_back_in_order(llm: LLM):
+def test_more_prompts_than_slots_come_back_in_order(llm: LLM) -> None:
     prompts = [text(3 + i, i) for i in range(10)]
     together = llm.generate(prompts, GREEDY, decode_sequence=False)
     assert [list(r.prompt_token_ids) for r in together] == prompts
@@ -38,7 +40,7 @@ def test_more_prompts_than_slots_come_back_in_order(llm: LLM):
     assert [r.outputs for r in together] == [r.outputs for r in alone]
 
 
-def test_a_seed_fixes_the_answer_and_without_one_it_is_drawn_and_told(llm: LLM):
+def test_a_seed_fixes_the_answer_and_without_one_it_is_drawn_and_told(llm: LLM) -> None:
     params = SamplingParams(max_tokens=12, seed=5, ignore_eos=True)
     first, second = (llm.generate([text(9)], params, decode_sequence=False)[0] for _ in range(2))
     assert first.outputs == second.outputs
@@ -47,7 +49,7 @@ def test_a_seed_fixes_the_answer_and_without_one_it_is_drawn_and_told(llm: LLM):
     assert llm.generate([text(9)], again, decode_sequence=False)[0].outputs == free.outputs
 
 
-def test_each_prompt_may_have_its_own_parameters_and_choices(llm: LLM):
+def test_each_prompt_may_have_its_own_parameters_and_choices(llm: LLM) -> None:
     params = [GREEDY, SamplingParams(n=3, seed=1, max_tokens=5, ignore_eos=True, top_logprobs=2)]
     one, three = llm.generate([text(9), text(9)], params, decode_sequence=False)
     assert [len(one.outputs), len(three.outputs)] == [1, 3]
@@ -56,7 +58,7 @@ def test_each_prompt_may_have_its_own_parameters_and_choices(llm: LLM):
     assert three.usage.output_tokens == 15
 
 
-def test_the_verify_width_changes_no_token(llm: LLM):
+def test_the_verify_width_changes_no_token(llm: LLM) -> None:
     with LLM(TINY, max_model_len=200, max_num_seqs=1, verify_width=0) as plain:
         params = SamplingParams(seed=3, max_tokens=20, ignore_eos=True)
         expected = plain.generate([text(30)], params)
@@ -65,12 +67,12 @@ def test_the_verify_width_changes_no_token(llm: LLM):
     assert result.usage.draft_tokens == 0
 
 
-def test_progress_is_shown_when_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]):
+def test_progress_is_shown_when_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate([text(3), text(4)], GREEDY, use_tqdm=True)
     assert "2/2" in capsys.readouterr().err
 
 
-def test_nothing_to_do_gives_nothing(llm: LLM):
+def test_nothing_to_do_gives_nothing(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
@@ -86,18 +88,20 @@ def test_nothing_to_do_gives_nothing(llm: LLM):
         (["\ud800"], InvalidArgument),
     ],
 )
-def test_a_bad_prompt_is_a_clear_error_and_the_next_call_works(llm: LLM, prompts, error: type[Exception]):
+def test_a_bad_prompt_is_a_clear_error_and_the_next_call_works(
+    llm: LLM, prompts: list[Any], error: type[Exception]
+) -> None:
     with pytest.raises(error):
         llm.generate([text(3), *prompts], GREEDY)
     assert len(llm.generate([text(3)], GREEDY)) == 1
 
 
-def test_more_choices_than_slots_do_not_fit(llm: LLM):
+def test_more_choices_than_slots_do_not_fit(llm: LLM) -> None:
     with pytest.raises(ExceedsCapacity):
         llm.generate([text(3)], SamplingParams(n=4), decode_sequence=False)
 
 
-def test_wrong_arguments_are_named(llm: LLM):
+def test_wrong_arguments_are_named(llm: LLM) -> None:
     with pytest.raises(InvalidArgument, match="decode_sequence"):
         llm.generate("x", SamplingParams(n=2))
     with pytest.raises(InvalidArgument, match="prompts"):
@@ -115,12 +119,12 @@ def test_wrong_arguments_are_named(llm: LLM):
 @pytest.mark.parametrize(
     "setting", [{"max_num_seqs": 0}, {"verify_width": -1}, {"threads": 0}, {"max_num_batched_tokens": 0}]
 )
-def test_a_wrong_setting_is_named(setting: dict[str, int]):
+def test_a_wrong_setting_is_named(setting: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(setting))):
         LLM(TINY, **setting)
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path):
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="no config"):
         LLM(tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -128,7 +132,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
         LLM(tmp_path)
 
 
-def test_a_closed_llm_says_so():
+def test_a_closed_llm_says_so() -> None:
     llm = LLM(TINY, max_model_len=130, max_num_seqs=1)
     llm.close()
     with pytest.raises(Unavailable):

@@ -9,7 +9,7 @@ from shoal_engine.state_slots import SlotPool
 
 
 @given(st.integers(1, 12), st.lists(st.tuples(st.sampled_from("arf"), st.integers(0, 6)), max_size=60))
-def test_free_and_referenced_blocks_partition_the_pool(count: int, operations: list[tuple[str, int]]):
+def test_free_and_referenced_blocks_partition_the_pool(count: int, operations: list[tuple[str, int]]) -> None:
     pool, tables = BlockPool(count), []
     for kind, number in operations:
         if kind == "a":
@@ -33,14 +33,14 @@ def test_free_and_referenced_blocks_partition_the_pool(count: int, operations: l
     assert sorted(pool.allocate(count)) == list(range(1, count + 1))
 
 
-def test_released_blocks_are_reused_before_new_ones():
+def test_released_blocks_are_reused_before_new_ones() -> None:
     pool = BlockPool(10)
     first = pool.allocate(3)
     pool.release(first)
     assert set(pool.allocate(3)) == set(first)
 
 
-def test_releasing_a_free_block_is_a_bug():
+def test_releasing_a_free_block_is_a_bug() -> None:
     pool = BlockPool(2)
     with pytest.raises(AssertionError):
         pool.release([1])
@@ -49,13 +49,14 @@ def test_releasing_a_free_block_is_a_bug():
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (128, 1), (129, 2)])
-def test_blocks_for_covers_every_position(tokens: int, blocks: int):
+def test_blocks_for_covers_every_position(tokens: int, blocks: int) -> None:
     assert blocks_for(tokens) == blocks
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 7), max_size=30))
-def test_slots_are_held_by_one_at_a_time(count: int, wants: list[int]):
-    pool, held = SlotPool(count), []
+def test_slots_are_held_by_one_at_a_time(count: int, wants: list[int]) -> None:
+    pool = SlotPool(count)
+    held: list[int] = []
     for want in wants:
         if want > pool.free_count:
             with pytest.raises(OutOfSlots):
@@ -69,6 +70,6 @@ def test_slots_are_held_by_one_at_a_time(count: int, wants: list[int]):
 
 
 @pytest.mark.parametrize("pool", [BlockPool, SlotPool])
-def test_an_empty_pool_cannot_be_made(pool: type):
+def test_an_empty_pool_cannot_be_made(pool: type) -> None:
     with pytest.raises(ValueError, match="positive"):
         pool(0)

@@ -1,6 +1,7 @@
 """Requests refuse what cannot be meant."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,18 +30,18 @@ from shoal_engine.requests import GenerationRequest, PrefillRequest, SamplingSpe
         ("logit_bias", {3: 101.0}),
     ],
 )
-def test_a_sampling_value_out_of_range_is_named(field: str, value: object):
+def test_a_sampling_value_out_of_range_is_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         SamplingSpec(**{field: value})
     assert caught.value.violations[0].field.startswith(field)
 
 
-def test_min_tokens_may_not_exceed_max_tokens():
+def test_min_tokens_may_not_exceed_max_tokens() -> None:
     with pytest.raises(InvalidArgument):
         SamplingSpec(max_tokens=3, min_tokens=4)
 
 
-def test_an_empty_prompt_no_choice_and_a_wrong_seed_are_refused():
+def test_an_empty_prompt_no_choice_and_a_wrong_seed_are_refused() -> None:
     some, none = np.array([5]), np.array([], dtype=np.int64)
     with pytest.raises(InvalidArgument):
         PrefillRequest(request_id="r", prompt_ids=none)

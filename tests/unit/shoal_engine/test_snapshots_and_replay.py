@@ -19,7 +19,7 @@ lengths = st.integers(1, 3000)
 
 
 @given(lengths, st.integers(1, 400))
-def test_s_is_the_greatest_multiple_that_leaves_the_replay(length: int, replay: int):
+def test_s_is_the_greatest_multiple_that_leaves_the_replay(length: int, replay: int) -> None:
     position = snapshot_position(length, replay)
     assert position % 128 == 0
     assert position == 0 or position <= length - replay
@@ -27,7 +27,7 @@ def test_s_is_the_greatest_multiple_that_leaves_the_replay(length: int, replay: 
 
 
 @given(lengths, lengths)
-def test_the_snapshot_of_an_end_is_among_the_copies_at_any_frontier(prompt: int, output: int):
+def test_the_snapshot_of_an_end_is_among_the_copies_at_any_frontier(prompt: int, output: int) -> None:
     copies = WindowCopies(copies_kept(REPLAY))
     for cut in prefill_cuts(0, prompt, REPLAY):
         copies.add(cut, b"")
@@ -38,7 +38,7 @@ def test_the_snapshot_of_an_end_is_among_the_copies_at_any_frontier(prompt: int,
     assert position == 0 or position in copies.positions()
 
 
-def test_copies_of_the_greatest_positions_stay():
+def test_copies_of_the_greatest_positions_stay() -> None:
     copies = WindowCopies(2)
     for position in (128, 256, 384):
         copies.add(position, bytes([position // 128]))
@@ -50,7 +50,9 @@ def test_copies_of_the_greatest_positions_stay():
 
 
 @given(lengths, st.lists(lengths, max_size=3), lengths, st.integers(0, 10))
-def test_a_prefill_stops_wherever_it_stores_a_snapshot(length: int, points: list[int], branch: int, hit_blocks: int):
+def test_a_prefill_stops_wherever_it_stores_a_snapshot(
+    length: int, points: list[int], branch: int, hit_blocks: int
+) -> None:
     hit = usable_hit(hit_blocks * 128, length, REPLAY)
     cuts = prefill_cuts(hit, length, REPLAY, points, branch)
     assert list(cuts) == sorted(set(cuts))
@@ -60,7 +62,7 @@ def test_a_prefill_stops_wherever_it_stores_a_snapshot(length: int, points: list
 
 
 @given(lengths)
-def test_window_pieces_of_the_released_window_are_one_run_from_s(length: int):
+def test_window_pieces_of_the_released_window_are_one_run_from_s(length: int) -> None:
     pieces = window_pieces(length, REPLAY, WINDOW)
     positions = [p for low, high in pieces for p in range(low, high)]
     first = snapshot_position(length, REPLAY)
@@ -69,7 +71,7 @@ def test_window_pieces_of_the_released_window_are_one_run_from_s(length: int):
 
 
 @given(lengths, st.sampled_from([16, 128, 200]))
-def test_window_pieces_cover_the_window_of_every_later_multiple_and_of_the_end(length: int, window: int):
+def test_window_pieces_cover_the_window_of_every_later_multiple_and_of_the_end(length: int, window: int) -> None:
     replay = window + 12
     covered = {p for low, high in window_pieces(length, replay, window) for p in range(low, high)}
     for end in {*range(snapshot_position(length, replay) + 128, length + 1, 128), length}:
@@ -77,7 +79,7 @@ def test_window_pieces_cover_the_window_of_every_later_multiple_and_of_the_end(l
 
 
 @given(lengths, lengths)
-def test_a_usable_hit_passes_the_check_and_a_longer_one_does_not(cached: int, length: int):
+def test_a_usable_hit_passes_the_check_and_a_longer_one_does_not(cached: int, length: int) -> None:
     hit = usable_hit(cached, length, REPLAY)
     check_hit(hit, length, REPLAY)
     assert hit <= cached
@@ -86,7 +88,7 @@ def test_a_usable_hit_passes_the_check_and_a_longer_one_does_not(cached: int, le
             check_hit(hit + 128, length, REPLAY)
 
 
-def test_warm_replay_starts_e_windows_before_the_hit_and_stores_nothing_below_it():
+def test_warm_replay_starts_e_windows_before_the_hit_and_stores_nothing_below_it() -> None:
     plan = plan_prompt(6000, 5120, False, replay_length=140, encoder_layers=20, window=128)
     assert (plan.run_start, plan.encoder_start, plan.entry_start, plan.decoder_start) == (2560, 2560, 5120, 5860)
     plan = plan_prompt(600, 384, False, replay_length=140, encoder_layers=20, window=128)
@@ -97,6 +99,6 @@ def test_warm_replay_starts_e_windows_before_the_hit_and_stores_nothing_below_it
     assert (plan.run_start, plan.entry_start, plan.decoder_start) == (0, 0, 0)
 
 
-def test_recovery_reaches_one_window_back_per_decoder_layer():
+def test_recovery_reaches_one_window_back_per_decoder_layer() -> None:
     assert recovery_decoder_start(9999, decoder_layers=20, window=128) == 9999 - 20 * 127
     assert recovery_decoder_start(100, decoder_layers=20, window=128) == 0

@@ -10,10 +10,13 @@ from typing import Any
 import grpc
 import pytest
 from deepseek_recipe import Tokenizer
+from opentelemetry import context as otel_context
+from opentelemetry import trace
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 from shoal_common.errors import InvalidArgument, MeshError, Moved, OutOfCapacity
+from shoal_common.request_scope import REQUEST_ID_KEY
 from shoal_common.rpc import Channels
 from shoal_common.rpc.status import trailing_metadata
 from shoal_common.telemetry import Metrics
@@ -139,6 +142,20 @@ async def test_the_request_carries_the_pair_and_the_root_of_the_placement(tokeni
         request = made.workers[0].requests[0]
         assert (request.numerics_id, len(request.cache_root), len(request.tenant_tag)) == ("n", 32, 32)
         assert (list(request.prompt_ids), request.gateway_id, request.params.seed) == ([5, 6, 7], "g", 1)
+
+
+async def test_trace_and_request_id_go_along_to_scheduler_and_worker(tokenizer: Tokenizer) -> None:
+    trace_id = 0x1234567890ABCDEF1234567890ABCDEF
+    caller = trace.SpanContext(trace_id, 0x1122334455667788, is_remote=True, trace_flags=trace.TraceFlags(1))
+    async with bench(tokenizer, says(10)) as made:
+        token = otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(caller)))
+        async with await made.answers.open(prepared()) as answer:
+            await read_all(answer)
+        otel_context.detach(token)
+        metadata = made.workers[0].metadata[0]
+        assert f"{trace_id:032x}" in metadata["traceparent"]
+        assert f"{trace_id:032x}" in made.scheduler.told("submit")[0].submit.traceparent
+        assert metadata[REQUEST_ID_KEY] == answer.request_id
 
 
 async def test_entries_may_come_before_the_admission(tokenizer: Tokenizer) -> None:
@@ -319,8 +336,8 @@ async def test_a_worker_that_ends_without_the_tokens_is_not_believed(tokenizer: 
 async def test_requests_in_flight_are_bounded(tokenizer: Tokenizer) -> None:
     async with bench(tokenizer, hangs, max_in_flight=2) as made:
         held = [await made.answers.open(prepared()) for _ in range(2)]
-        with pytest.raises(Overloaded):
-            await made.answers.open(prepared())
+        with pytest.raises(Overloaded), made.answers.accepting():
+            pass
         held[0].close()
         held.append(await made.answers.open(prepared()))
         for one in held:

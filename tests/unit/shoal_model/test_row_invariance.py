@@ -231,3 +231,23 @@ def test_compiled_and_reference_kernels_give_the_same_bits(monkeypatch: pytest.M
     drafted = run.model.draft([run.anchor(9)]).base_logits
     monkeypatch.undo()
     assert torch.equal(run.model.draft([run.anchor(9)]).base_logits, drafted)
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_decoder_rows_outside_the_cone_of_the_last_row_may_be_skipped(spare: int) -> None:
+    """Row e reads decoder rows down to e - D * (W - 1) and no further: one row less changes it."""
+    tokens, model = text(LENGTH), tiny_model()
+    last = LENGTH - 1
+    first = last - len(model.cache.decoder_layers) * (WINDOW - 1) - spare
+    segment = Segment(
+        slot=0,
+        block_table=[1, 2],
+        start=0,
+        token_ids=tokens,
+        lookback=[2, 2, 2],
+        decoder_start=first,
+        decoder_window_start=first,
+        outputs=(last,),
+    )
+    hidden = model.forward(RowBatch(segments=(segment,))).hidden
+    assert torch.equal(hidden, whole()[last:]) == (spare == 0)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from shoal_kernels.precision import EXACT
 from shoal_kernels.row_formats import window_format
 from shoal_model.rings import Ring, StaleRingRead
-from shoal_model.rows import RowBatch, Segment, StepPlan, plan_step
+from shoal_model.rows import RowBatch, Segment, StepLimits, StepPlan, plan_step
 from shoal_model.state import StateSlots
 
 WINDOW, BACKTRACK = 16, 6
+LIMITS = StepLimits(num_blocks=25, vocab_size=100_000, max_positions=1_100)
 
 
 def make_state(num_slots: int = 3) -> StateSlots:
@@ -50,7 +51,7 @@ def segment(slot: int, start: int, length: int, **fields: object) -> Segment:
 def plan(state: StateSlots, *segments: Segment) -> StepPlan:
     batch = RowBatch(segments=segments)
     state.reserve(sum(len(s.token_ids) for s in segments))
-    return plan_step(batch, state, window=WINDOW, ratios=(1, 2))
+    return plan_step(batch, state, window=WINDOW, ratios=(1, 2), limits=LIMITS)
 
 
 def seen(ring: Ring, values: torch.Tensor, index: torch.Tensor) -> list[list[float]]:
@@ -190,6 +191,11 @@ def test_draft_rows_see_the_window_before_the_block_and_the_whole_block() -> Non
         ({"token_ids": []}, "0 rows"),
         ({"lookback": [1]}, "three token ids"),
         ({"start": 1020, "token_ids": [1] * 5}, "do not cover position 1024"),
+        ({"start": 1098}, "of 1100 positions"),
+        ({"token_ids": [5, 100_000]}, "token id"),
+        ({"lookback": [-1, 0, 0]}, "token id"),
+        ({"block_table": [0, 1]}, "block id"),
+        ({"block_table": [25]}, "block id"),
         ({"outputs": (2, 1)}, "ascending"),
         ({"outputs": (4,)}, "ascending"),
         ({"decoder_start": None, "outputs": (1,)}, "ascending"),
@@ -216,3 +222,8 @@ def test_windows_travel_between_slots_as_records() -> None:
         state.read_window(0, range(0, 2), 17, 40)
     with pytest.raises(ValueError, match="not made of"):
         state.read_window(0, range(0, 4), 24, 40)
+
+
+def test_block_ids_beyond_the_rows_are_not_looked_at() -> None:
+    step = plan(make_state(), segment(0, 0, 4, block_table=[3, 0, 999]))
+    assert step.block_table.tolist() == [[3]]

@@ -159,6 +159,8 @@ class PrefixCache:
     def _failed(self, call: str, error: grpc.aio.AioRpcError, channel: Channel) -> None:
         if is_transport_failure(error):
             self._channels.rebuild(channel)
+        if is_transport_failure(error) or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            self._nodes.failed(channel.address)
         self._count(call, from_rpc_error(error))
 
     def _count(self, call: str, error: MeshError) -> None:

@@ -132,6 +132,7 @@ class CacheWriter:
         except grpc.aio.AioRpcError as error:
             if is_transport_failure(error):
                 self._channels.rebuild(channel)
+                self._nodes.failed(address)
             self._drop(batch, from_rpc_error(error))
         finally:
             wanted.cancel()

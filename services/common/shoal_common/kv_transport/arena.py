@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -32,23 +33,20 @@ class SharedArena:
     """
 
     def __init__(self, size_bytes: int, *, directory: Path = ARENA_DIRECTORY) -> None:
-        """Creates the file, readable by this user alone. Raises FailedPrecondition (NO_SHARED_MEMORY) if it cannot."""
+        """Creates the file, readable by this user alone, after sweeping those of owners that died.
+
+        Raises FailedPrecondition (NO_SHARED_MEMORY) if it cannot.
+        """
         self.name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         self.size_bytes = size_bytes
         self._path = directory / self.name
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                # Reserves the pages, so that a full file system shows here and not as a bus error later.
-                os.posix_fallocate(descriptor, 0, size_bytes)
-                self._map = mmap.mmap(descriptor, size_bytes)
-            except BaseException:
-                os.unlink(self._path)
-                raise
-            finally:
-                os.close(descriptor)
+            sweep_abandoned(directory)
+            self._descriptor = _create_locked(self._path, size_bytes)
+            self._map = mmap.mmap(self._descriptor, size_bytes)
         except (OSError, ValueError) as error:
+            self._path.unlink(missing_ok=True)
             raise FailedPrecondition(
                 f"{size_bytes} bytes of shared memory in {directory}: {error}",
                 reason="NO_SHARED_MEMORY",
@@ -91,7 +89,9 @@ class SharedArena:
     def close(self) -> None:
         """Removes the file; readers that mapped it keep their mapping. Safe to repeat."""
         self._path.unlink(missing_ok=True)
-        self._map.close()
+        if not self._map.closed:
+            self._map.close()
+            os.close(self._descriptor)
 
     def __enter__(self) -> SharedArena:
         return self
@@ -100,6 +100,44 @@ class SharedArena:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def sweep_abandoned(directory: Path) -> int:
+    """Removes the arenas whose owners died without closing them, by kill -9 say; returns how many.
+
+    An owner holds a lock on its file as long as it lives. Files of other users are left alone.
+    """
+    swept = 0
+    for path in directory.glob(f"{_PREFIX}*"):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            swept += 1
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+    return swept
+
+
+def _create_locked(path: Path, size_bytes: int) -> int:
+    """A new file under its lock. A sweep that came between the two has removed it again: then once more."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.exists():
+                # Reserves the pages, so that a full file system shows here and not as a bus error later.
+                os.posix_fallocate(descriptor, 0, size_bytes)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
 
 
 class ArenaView:

@@ -38,10 +38,11 @@ class ChatCompletions:
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
         began_s = time.perf_counter()
-        self._answers.check_room()
-        body, size_bytes = await exchange.json_object()
-        prepared = await self._encoder.chat(body, size_bytes)
-        async with exchange.while_connected(), await self._answers.open(prepared.request) as answer:
+        with self._answers.accepting():
+            body, size_bytes = await exchange.json_object()
+            prepared = await self._encoder.chat(body, size_bytes)
+            answer = await self._answers.open(prepared.request)
+        async with answer, exchange.while_connected():
             shape = _Shape(answer, prepared, created_s=int(self._clock()))
             if prepared.is_stream:
                 await self._stream(exchange, answer, shape, began_s)

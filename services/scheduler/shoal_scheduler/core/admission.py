@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_scheduler.core.fleet import Fleet
+from shoal_scheduler.core.fleet import DECODE, Fleet
 from shoal_scheduler.core.leases import Lease
 from shoal_scheduler.core.limits import Limits
 from shoal_scheduler.core.messages import DenialReason
@@ -26,13 +26,17 @@ class Admission:
 
     def hopeless(self, lease: Lease) -> DenialReason | None:
         """Why no waiting helps, by the fleet as it is."""
+        if not self._fleet.of_role(DECODE):
+            return None
         if not self._fleet.knows_model(lease.spec.model):
             return DenialReason.UNKNOWN_MODEL
         workers = self._fleet.eligible(lease.spec)
-        if workers and all(
-            not one.could_hold(lease.spec) or lease.never.get(one.instance_id) == EXCEEDS for one in workers
-        ):
+        size = lease.spec.size()
+        able = [one for one in workers if one.could_hold(size) and lease.never.get(one.instance_id) != EXCEEDS]
+        if workers and not able:
             return DenialReason.EXCEEDS_CAPACITY
+        if able and all(one.instance_id in lease.never for one in able):
+            return DenialReason.NO_CAPACITY
         return None
 
     def has_room(self) -> bool:
@@ -56,7 +60,7 @@ class Admission:
         """
         pool = lease.spec.pool
         if pool not in known:
-            known[pool] = all(one.presence.is_draining for one in self._fleet.eligible(lease.spec))
+            known[pool] = all(one.is_draining for one in self._fleet.eligible(lease.spec))
         if not known[pool]:
             lease.homeless_since_s = None
             return False

@@ -22,8 +22,7 @@ class CostModel:
 
     def of(self, worker: Instance, need: Need, uncached_tokens: int, now_s: float) -> float:
         """Cost of one worker, for a request that it has room for."""
-        free_blocks = worker.free(now_s).blocks
-        pressure = need.blocks / max(free_blocks, need.blocks, 1)
+        pressure = need.blocks / max(worker.free_blocks(now_s), need.blocks, 1)
         return uncached_tokens + self.busy_tokens * worker.busy(now_s) + self.pressure_tokens * pressure
 
 

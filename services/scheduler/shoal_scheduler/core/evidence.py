@@ -35,11 +35,12 @@ def note_refusal(lease: Lease, worker: Instance | None, reason: str, limits: Lim
 def note_loss(lease: Lease, worker: Instance | None, cause: LossCause, limits: Limits, now_s: float) -> None:
     """A running attempt is gone. Only what broke or stood still counts against the worker."""
     lease.loss_count += cause.counts
-    if cause is LossCause.MOVED:
-        lease.not_before_s[lease.worker_id] = now_s + limits.refusal_backoff_s
     if worker is None:
         return
     if cause.counts:
         worker.strike(now_s, suspect_s=limits.suspect_s, longest_s=limits.longest_suspect_s)
     elif cause is LossCause.DRAINED:
         worker.leaving_until_s = now_s + limits.refusal_hold_s
+    else:
+        # It ran out of blocks.
+        worker.full_until_s = now_s + limits.refusal_hold_s

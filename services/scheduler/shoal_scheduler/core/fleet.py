@@ -10,12 +10,13 @@ from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 
 from shoal_scheduler.core.instance import Instance
-from shoal_scheduler.core.requests import RequestSpec
+from shoal_scheduler.core.requests import Pool, RequestSpec
 
 DECODE = "decode_worker"
 PREFILL = "prefill_worker"
 SCHEDULER = "scheduler"
 _MAX_REMEMBERED_MODELS = 256
+_MAX_REMEMBERED_POOLS = 256
 
 
 class Fleet:
@@ -31,6 +32,7 @@ class Fleet:
         self._instances: dict[str, Instance] = {}
         self._ids_of_role: dict[str, list[str]] = {}
         self._in_flight: dict[str, Mapping[str, int]] = {}
+        self._eligible: dict[Pool, Sequence[Instance]] = {}
         self._models: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -55,9 +57,10 @@ class Fleet:
 
     def up(self, presence: Presence, now_s: float) -> None:
         """An instance is new or says something new."""
+        self._eligible.clear()
         known = self._instances.get(presence.instance_id)
         if known is not None:
-            known.presence = presence
+            known.announce(presence)
         else:
             instance = self._instances[presence.instance_id] = Instance(presence, stale_s=self._stale_s)
             insort(self._ids_of_role.setdefault(presence.role, []), presence.instance_id)
@@ -73,6 +76,7 @@ class Fleet:
 
     def down(self, instance_id: str) -> None:
         """An instance is gone. Safe to repeat."""
+        self._eligible.clear()
         gone = self._instances.pop(instance_id, None)
         if gone is None:
             return
@@ -97,13 +101,12 @@ class Fleet:
 
     def eligible(self, spec: RequestSpec) -> Sequence[Instance]:
         """Decode workers of the right model, pair and constraint engines, whatever their state and size; by id."""
-        return [
-            one
-            for one in self.of_role(DECODE)
-            if (not spec.model or one.presence.model == spec.model)
-            and (spec.numerics_id is None or one.presence.numerics_id == spec.numerics_id)
-            and (spec.constraint_id is None or one.presence.constraint_id == spec.constraint_id)
-        ]
+        known = self._eligible.get(spec.pool)
+        if known is None:
+            if len(self._eligible) >= _MAX_REMEMBERED_POOLS:
+                self._eligible.clear()
+            known = self._eligible[spec.pool] = [one for one in self.of_role(DECODE) if _fits(one.presence, spec)]
+        return known
 
     def prefill_for(self, decode: Instance, now_s: float) -> Sequence[Instance]:
         """Prefill workers that compute what the decode worker computes, and are sound; by id."""
@@ -113,13 +116,13 @@ class Fleet:
             for one in self.of_role(PREFILL)
             if one.presence.numerics_id == wanted.numerics_id
             and one.presence.kv_id == wanted.kv_id
-            and not one.presence.is_draining
+            and not one.is_draining
             and not one.is_suspect(now_s)
         ]
 
     def in_flight(self) -> dict[str, int]:
         """Our placements that were not admitted yet, by decode worker: what other replicas should know."""
-        counts = {one.instance_id: one.unadmitted_count for one in self.of_role(DECODE)}
+        counts = {one.instance_id: one.bookings.unadmitted_count for one in self.of_role(DECODE)}
         return {key: count for key, count in counts.items() if count}
 
     def _count_others(self) -> None:
@@ -128,3 +131,11 @@ class Fleet:
 
     def _others_in_flight(self, instance_id: str) -> int:
         return sum(counts.get(instance_id, 0) for counts in self._in_flight.values())
+
+
+def _fits(presence: Presence, spec: RequestSpec) -> bool:
+    return (
+        (not spec.model or presence.model == spec.model)
+        and (spec.numerics_id is None or presence.numerics_id == spec.numerics_id)
+        and (spec.constraint_id is None or presence.constraint_id == spec.constraint_id)
+    )

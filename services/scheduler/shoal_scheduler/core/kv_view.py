@@ -65,7 +65,8 @@ class KvView:
         """What the nodes can spare a prompt, per pair."""
         # A hit leaves the replayed end of the prompt to compute.
         reach = prompt_tokens - self._replay_tokens
-        return Hits({pair: self.index.hits(chain, reach) for pair, chain in chains.items()}, self._hosts)
+        found = {pair: self.index.hits(chain, reach) for pair, chain in chains.items()}
+        return Hits({pair: by_node for pair, by_node in found.items() if by_node}, self._hosts)
 
     def _apply(self, node_id: str, changes: Sequence[KvChange]) -> None:
         for change in changes:
@@ -84,6 +85,8 @@ class Hits:
 
     def on(self, worker: Presence) -> int:
         """Tokens that a worker can load: from the nodes of its host if there are any, else from the best of all."""
+        if not self._by_pair:
+            return 0
         key = (worker.numerics_id, worker.labels.get(HOST_LABEL, ""))
         if key not in self._known:
             self._known[key] = self._find(*key)

@@ -26,7 +26,7 @@ class Limits:
     max_queued: int = 4096
     max_refusals: int = 5
     max_losses: int = 8
-    max_chain_length: int = 2_000_000
+    max_chain_length: int = 1_000_000
     view_settle_s: float = 1.5
     homeless_wait_s: float = 10.0
     stream_grace_s: float = 5.0

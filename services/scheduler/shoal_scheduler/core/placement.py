@@ -59,15 +59,15 @@ class Placer:
 
     def choose(self, lease: Lease, now_s: float, taken: Collection[str]) -> Chosen | Blocked:
         """A place for a request, with `taken` left to those before it. Changes nothing but whose turn it is next."""
-        eligible = [
-            one
-            for one in self._sound(lease, now_s)
-            if now_s >= lease.not_before_s.get(one.instance_id, -math.inf)
-            and now_s >= one.cut_from_until_s.get(lease.stream_id, -math.inf)
-        ]
+        eligible = self._eligible(lease, now_s)
         need = lease.need
         able = [
-            one for one in eligible if one.instance_id not in taken and one.is_open(now_s) and one.has_room(need, now_s)
+            one
+            for one in eligible
+            if one.instance_id not in taken
+            and one.is_open(now_s)
+            and one.free_slots(now_s) >= need.slots
+            and one.free_blocks(now_s) >= need.blocks
         ]
         # Silent ones last: they may be gone, but if nobody reports they are all there is.
         able = [one for one in able if not one.is_stale(now_s)] or able
@@ -88,20 +88,24 @@ class Placer:
             hit = hits.on(prefill[0].presence)
         return Chosen(decode, prefill, hit, spec.prompt_tokens - hit)
 
-    def eligible(self, lease: Lease) -> Sequence[Instance]:
-        """Workers that could run the request to its end, of those that did not say that they never will."""
-        spec = lease.spec
+    def _eligible(self, lease: Lease, now_s: float) -> Sequence[Instance]:
+        """Workers that could run the request to its end and may be asked now, whether they have room or not."""
+        size, never = lease.spec.size(), lease.never
         fits = [
             one
-            for one in self._fleet.eligible(spec)
-            if one.instance_id not in lease.never and one.could_hold(spec) and not one.presence.is_draining
+            for one in self._fleet.eligible(lease.spec)
+            if not one.is_draining and one.could_hold(size) and one.instance_id not in never
         ]
-        # Bit for bit the answer goes on only with its pair; with another one only if that is gone.
-        return [one for one in fits if one.presence.numerics_id == lease.began_with] or fits
-
-    def _sound(self, lease: Lease, now_s: float) -> Sequence[Instance]:
-        eligible = self.eligible(lease)
-        return [one for one in eligible if not one.is_suspect(now_s)] or eligible
+        if lease.began_with is not None:
+            # Bit for bit the answer goes on only with its pair; with another one only if that is gone.
+            fits = [one for one in fits if one.numerics_id == lease.began_with] or fits
+        sound = [one for one in fits if now_s >= one.suspect_until_s] or fits
+        return [
+            one
+            for one in sound
+            if (not lease.not_before_s or now_s >= lease.not_before_s.get(one.instance_id, -math.inf))
+            and (not one.cut_from_until_s or now_s >= one.cut_from_until_s.get(lease.stream_id, -math.inf))
+        ]
 
     def _prefill(self, decode: Instance, uncached_tokens: int, now_s: float) -> Sequence[Instance]:
         if uncached_tokens < self._remote_prefill_tokens:

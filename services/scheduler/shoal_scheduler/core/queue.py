@@ -12,10 +12,10 @@ from shoal_scheduler.core.leases import Lease
 class WaitingQueue:
     """Requests that wait for a place.
 
-    Within a priority, what was moved goes first, by arrival. The others go by start-time fair queueing over tenants: a
-    tenant's next request starts where its last one ended, on a clock of tokens that follows those who are served; the
-    tenant that starts earliest is next, and within a tenant who arrived first. So a request waits at most for those of
-    higher priority, for what was moved, and for as many tokens of each other tenant as its own tenant is ahead.
+    Within a priority, what was placed before goes first, by arrival. The others go by start-time fair queueing over
+    tenants: a tenant's next request starts where its last one ended, on a clock of tokens that moves on with those who
+    are served; the tenant that starts earliest is next, and within a tenant who arrived first. So a request waits at
+    most for those of higher priority, for what was placed before, and for its own tenant's share.
     Invariant: a request is here at most once.
     """
 
@@ -76,7 +76,7 @@ _Entry = tuple[float, int, Lease]
 
 
 class _Lane:
-    """One priority. Tags are tokens on the lane's virtual clock, which is the tag of what was served last."""
+    """One priority. Tags are tokens on the lane's virtual clock."""
 
     def __init__(self) -> None:
         self._moved: list[_Entry] = []
@@ -118,7 +118,9 @@ class _Lane:
             return
         tenant = lease.spec.tenant
         if is_served:
-            self._clock = max(self._clock, self._tags[tenant])
+            # The clock of an ideal server of all waiting tenants at once. One that stood still while new tenants are
+            # served would let an endless row of them go before a tenant that was served once.
+            self._clock = max(self._clock, self._tags[tenant]) + lease.spec.total_tokens / len(self._fresh)
             self._tags[tenant] += lease.spec.total_tokens
         if not entries:
             del self._fresh[tenant]

@@ -24,6 +24,14 @@ class Need:
     slots: int
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a request needs of a worker to run to its end: all it may hold, and positions of one choice."""
+
+    most: Need
+    context_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
     """What a gateway submitted.
@@ -70,10 +78,11 @@ class RequestSpec:
         )
         return Need(blocks=self.prompt_tokens // BLOCK_TOKENS + sum(own), slots=self.choice_count)
 
-    def most(self) -> Need:
-        """What it holds when every choice runs to max_tokens."""
+    def size(self) -> Size:
+        """What it needs when every choice runs to max_tokens."""
         own = self.choice_count * _own_blocks(self.prompt_tokens, self.max_tokens)
-        return Need(blocks=self.prompt_tokens // BLOCK_TOKENS + own, slots=self.choice_count)
+        most = Need(blocks=self.prompt_tokens // BLOCK_TOKENS + own, slots=self.choice_count)
+        return Size(most, self.prompt_tokens + self.max_tokens)
 
 
 def _own_blocks(prompt_tokens: int, output_tokens: int) -> int:

@@ -115,7 +115,7 @@ class Scheduler:
         )
         self.leases.add(lease)
         if worker is not None:
-            worker.adopt(request_id, lease.need, now_s)
+            worker.bookings.adopt(request_id, lease.need, now_s, is_reported=worker.load is not None)
 
     def admitted(self, request_id: str, attempt: int, now_s: float) -> None:
         """The worker holds the request."""
@@ -125,7 +125,7 @@ class Scheduler:
             for instance_id in (lease.worker_id, lease.prefill_id):
                 instance = self.fleet.get(instance_id)
                 if instance is not None:
-                    instance.admitted(request_id, now_s)
+                    instance.bookings.admitted(request_id, now_s)
 
     def refused(self, request_id: str, attempt: int, reason: str, now_s: float) -> None:
         """The worker did not take the request; it is placed again, elsewhere or later."""
@@ -163,9 +163,9 @@ class Scheduler:
         if is_new and instance is not None and presence.role == DECODE:
             for lease in self.leases:
                 if lease.worker_id == presence.instance_id and lease.state is not State.QUEUED:
-                    instance.book(lease.request_id, lease.need)
+                    instance.bookings.book(lease.request_id, lease.need)
                     if lease.state is State.RUNNING:
-                        instance.admitted(lease.request_id, now_s)
+                        instance.bookings.admitted(lease.request_id, now_s)
 
     def instance_down(self, instance_id: str) -> None:
         """An instance is gone. Those who wait may have waited for it."""
@@ -202,11 +202,11 @@ class Scheduler:
         return out
 
     def _place_waiting(self, now_s: float) -> None:
-        left = {one.instance_id for one in self.fleet.of_role(DECODE) if one.is_open(now_s)}
         taken: set[str] = set()
+        left: set[str] | None = None
         full: set[Pool] = set()
         for lease in self.queue.in_order():
-            if not left:
+            if left is not None and not left:
                 return
             if lease.spec.pool in full:
                 continue
@@ -216,6 +216,8 @@ class Scheduler:
                 continue
             # Whoever comes later must not eat what the one before waits for, however small it is.
             taken.update(outcome.waits_for)
+            if left is None:
+                left = {one.instance_id for one in self.fleet.of_role(DECODE) if one.is_open(now_s)}
             left.difference_update(outcome.waits_for)
             if outcome.is_whole_pool:
                 full.add(lease.spec.pool)
@@ -225,10 +227,10 @@ class Scheduler:
         self._placement_count += 1
         decode = chosen.decode
         lease.state, lease.worker_id, lease.prefill_id, lease.position = State.PLACED, decode.instance_id, "", None
-        decode.book(lease.request_id, lease.need)
+        decode.bookings.book(lease.request_id, lease.need)
         if chosen.prefill:
             lease.prefill_id = chosen.prefill[0].instance_id
-            chosen.prefill[0].book_prefill(lease.request_id, chosen.uncached_tokens)
+            chosen.prefill[0].bookings.book_prefill(lease.request_id, chosen.uncached_tokens)
         lease.placement = chosen.answer(f"{self._replica_id}.{self._placement_count}")
         self._rate.placed(now_s)
         self.totals.placed(
@@ -307,7 +309,7 @@ class Scheduler:
         for instance_id in (lease.worker_id, lease.prefill_id):
             instance = self.fleet.get(instance_id)
             if instance is not None:
-                instance.release(lease.request_id)
+                instance.bookings.release(lease.request_id)
 
     def _say_position(self, lease: Lease, position: int) -> None:
         lease.position = position

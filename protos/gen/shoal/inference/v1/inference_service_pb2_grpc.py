@@ -65,7 +65,7 @@ class InferenceServiceServicer:
     def Generate(self, request, context):
         """Answers in one message. Not idempotent; with the same seed a repeated call gives the same tokens.
 
-        INVALID_ARGUMENT (INVALID_ARGUMENT, CONTEXT_TOO_LONG, ...): the request is wrong; BadRequest names the fields.
+        INVALID_ARGUMENT (INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, ...): the request is wrong; BadRequest names the fields.
         NOT_FOUND (MODEL_NOT_FOUND): no such model.
         UNAUTHENTICATED, PERMISSION_DENIED: the key in the metadata `authorization: Bearer KEY` is missing or refused.
         RESOURCE_EXHAUSTED: a quota of the caller is used up; RetryInfo says when to try again.

@@ -40,7 +40,7 @@ class InferenceServiceStub:
     Generate: _grpc.UnaryUnaryMultiCallable[_inference_service_pb2.GenerateRequest, _inference_service_pb2.GenerateResponse]
     """Answers in one message. Not idempotent; with the same seed a repeated call gives the same tokens.
 
-    INVALID_ARGUMENT (INVALID_ARGUMENT, CONTEXT_TOO_LONG, ...): the request is wrong; BadRequest names the fields.
+    INVALID_ARGUMENT (INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, ...): the request is wrong; BadRequest names the fields.
     NOT_FOUND (MODEL_NOT_FOUND): no such model.
     UNAUTHENTICATED, PERMISSION_DENIED: the key in the metadata `authorization: Bearer KEY` is missing or refused.
     RESOURCE_EXHAUSTED: a quota of the caller is used up; RetryInfo says when to try again.
@@ -68,7 +68,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Generate: _aio.UnaryUnaryMultiCallable[_inference_service_pb2.GenerateRequest, _inference_service_pb2.GenerateResponse]  # type: ignore[assignment]
     """Answers in one message. Not idempotent; with the same seed a repeated call gives the same tokens.
 
-    INVALID_ARGUMENT (INVALID_ARGUMENT, CONTEXT_TOO_LONG, ...): the request is wrong; BadRequest names the fields.
+    INVALID_ARGUMENT (INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, ...): the request is wrong; BadRequest names the fields.
     NOT_FOUND (MODEL_NOT_FOUND): no such model.
     UNAUTHENTICATED, PERMISSION_DENIED: the key in the metadata `authorization: Bearer KEY` is missing or refused.
     RESOURCE_EXHAUSTED: a quota of the caller is used up; RetryInfo says when to try again.
@@ -99,7 +99,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_service_pb2.GenerateResponse, _abc.Awaitable[_inference_service_pb2.GenerateResponse]]:
         """Answers in one message. Not idempotent; with the same seed a repeated call gives the same tokens.
 
-        INVALID_ARGUMENT (INVALID_ARGUMENT, CONTEXT_TOO_LONG, ...): the request is wrong; BadRequest names the fields.
+        INVALID_ARGUMENT (INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, ...): the request is wrong; BadRequest names the fields.
         NOT_FOUND (MODEL_NOT_FOUND): no such model.
         UNAUTHENTICATED, PERMISSION_DENIED: the key in the metadata `authorization: Bearer KEY` is missing or refused.
         RESOURCE_EXHAUSTED: a quota of the caller is used up; RetryInfo says when to try again.
