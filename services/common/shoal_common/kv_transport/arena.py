@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -33,27 +34,26 @@ class SharedArena:
 
     def __init__(self, size_bytes: int, *, directory: Path = ARENA_DIRECTORY) -> None:
         """Creates the file, readable by this user alone. Raises FailedPrecondition (NO_SHARED_MEMORY) if it cannot."""
-        self.name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         self.size_bytes = size_bytes
-        self._path = directory / self.name
+        remove_stale(directory)
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._path, self._lock = _create_locked(directory)
             try:
                 # Reserves the pages, so that a full file system shows here and not as a bus error later.
-                os.posix_fallocate(descriptor, 0, size_bytes)
-                self._map = mmap.mmap(descriptor, size_bytes)
+                os.posix_fallocate(self._lock, 0, size_bytes)
+                self._map = mmap.mmap(self._lock, size_bytes)
             except BaseException:
                 os.unlink(self._path)
+                os.close(self._lock)
                 raise
-            finally:
-                os.close(descriptor)
         except (OSError, ValueError) as error:
             raise FailedPrecondition(
                 f"{size_bytes} bytes of shared memory in {directory}: {error}",
                 reason="NO_SHARED_MEMORY",
                 size_bytes=size_bytes,
             ) from error
+        self.name = self._path.name
         self._map[:NONCE_BYTES] = self.nonce
         self._ranges = FreeList(_FIRST_OFFSET, size_bytes)
 
@@ -91,7 +91,9 @@ class SharedArena:
     def close(self) -> None:
         """Removes the file; readers that mapped it keep their mapping. Safe to repeat."""
         self._path.unlink(missing_ok=True)
-        self._map.close()
+        if not self._map.closed:
+            self._map.close()
+            os.close(self._lock)
 
     def __enter__(self) -> SharedArena:
         return self
@@ -100,6 +102,40 @@ class SharedArena:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def remove_stale(directory: Path = ARENA_DIRECTORY) -> int:
+    """Remove arenas whose owner is gone without having removed them (killed); returns how many.
+
+    An owner holds a lock on its file as long as it lives, in whatever container: who gets the lock found a dead one.
+    """
+    removed_count = 0
+    for path in directory.glob(f"{_PREFIX}*"):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            # Gone already, or another user's.
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            removed_count += 1
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+    return removed_count
+
+
+def _create_locked(directory: Path) -> tuple[Path, int]:
+    """A new file with its owner's lock. In between another process may have taken it for a stale one: try again."""
+    while True:
+        path = directory / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)
 
 
 class ArenaView:
