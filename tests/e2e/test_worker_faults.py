@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import secrets
 import signal
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from support.decode_caller import FramesCall
 from support.fake_prefill import Behaviour, fake_prefill
 from support.service_process import ServiceProcess
 from support.waiting import until, until_async
-from support.worker_pair import WorkerPair, ask, cache_stats, numbers, prompt_of, until_idle
+from support.worker_pair import WorkerPair, ask, cache_stats, counted, numbers, prompt_of, until_idle
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -123,11 +121,7 @@ async def test_a_kv_cache_node_that_stands_still_costs_its_timeout_once(pair: Wo
 
 async def failures(pair: WorkerPair, call: str) -> float:
     """Calls of the decode worker to kv_cache that ran into their deadline."""
-    url = f"http://{pair.decode.admin}/metrics"
-    text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
-    name = "shoal_kv_cache_client_failures_total"
-    found = re.findall(rf'{name}{{call="{call}",reason="DEADLINE_EXCEEDED"}} ([0-9.]+)', text)
-    return float(found[0]) if found else 0.0
+    return await counted(pair.decode, "shoal_kv_cache_client_failures", call=call, reason="DEADLINE_EXCEEDED")
 
 
 async def acquire(pair: WorkerPair, chain: HashChain, ids: tuple[str, str]) -> cache_pb.AcquireResponse:

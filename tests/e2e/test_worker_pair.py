@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -16,12 +17,20 @@ from shoal.kv_cache.v1 import kv_cache_service_pb2 as cache_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as cache_rpc
 from shoal_common.chains import HashChain
 from support.waiting import until_async
-from support.worker_pair import Answer, WorkerPair, ask, cache_stats, numbers, prompt_of, until_idle
+from support.worker_pair import Answer, WorkerPair, ask, cache_stats, counted, prompt_of, until_idle
 
 pytestmark = pytest.mark.timeout(300)
 
 # Around: nothing, ratio 2, the window (16), the replay length (28), one block, one block + replay, two, three and more.
 LENGTHS = (1, 2, 3, 15, 16, 17, 27, 28, 29, 127, 128, 129, 155, 156, 157, 256, 301, 412, 513)
+
+
+@pytest.fixture(autouse=True)
+async def no_remote_prefill_fails(pair: WorkerPair) -> AsyncIterator[None]:
+    """Without this, a remote prefill that always failed would pass for a local one: the tokens are the same."""
+    before = await counted(pair.decode, "shoal_remote_prefill_failures")
+    yield
+    assert await counted(pair.decode, "shoal_remote_prefill_failures") == before
 
 
 def new_root() -> bytes:
@@ -69,13 +78,13 @@ def computed(answer: Answer) -> int:
 async def test_remote_prefill_gives_the_tokens_of_local_prefill_at_every_length(
     pair: WorkerPair, temperature: float
 ) -> None:
-    before = await numbers(pair.prefill)
+    before = await counted(pair.decode, "shoal_prefills", where="remote")
     for length in LENGTHS:
         prompt = prompt_of(length)
         local = await ask(pair, prompt, temperature=temperature)
         remote = await ask(pair, prompt, temperature=temperature, targets=[pair.target])
         assert remote.tokens == local.tokens, f"at length {length}"
-    assert (await numbers(pair.prefill))["step_count"] >= before["step_count"] + len(LENGTHS)
+    assert await counted(pair.decode, "shoal_prefills", where="remote") == before + len(LENGTHS)
     await until_idle(pair)
 
 
@@ -222,11 +231,10 @@ async def test_a_call_cancelled_in_any_phase_leaves_nothing_behind(pair: WorkerP
 
 
 async def test_more_prompts_than_the_prefill_worker_has_slots_wait_their_turn(pair: WorkerPair) -> None:
-    before = (await numbers(pair.prefill))["step_count"]
+    before = await counted(pair.decode, "shoal_prefills", where="remote")
     prompts = [prompt_of(129, seed=100 + index) for index in range(24)]
     await asyncio.gather(*(ask(pair, prompt, targets=[pair.target], max_tokens=1) for prompt in prompts))
-    # All 24 ran there, in steps of 64 rows, though it has 16 slots: none was refused and prefilled locally instead.
-    assert (await numbers(pair.prefill))["step_count"] >= before + 24 * 129 // 64
+    assert await counted(pair.decode, "shoal_prefills", where="remote") == before + 24
     await until_idle(pair)
 
 

@@ -28,7 +28,7 @@ class ServiceProcess:
 def service_process(
     module: str, *, log: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 30.0
 ) -> Iterator[ServiceProcess]:
-    """Run `python -m module` and wait for its ready line; killed at the end. Its log goes to the file `log`.
+    """Run `python -m module` and wait for its ready line; ended at the end. Its log goes to the file `log`.
 
     SHOAL_ variables of the test's own environment do not reach it; SHOAL_NATS_URL is "off" unless given.
     """
@@ -43,8 +43,13 @@ def service_process(
         ready = _ready_line(popen, log, time.monotonic() + timeout_s)
         yield ServiceProcess(popen, str(ready["address"]), str(ready["admin"]), ready)
     finally:
-        popen.kill()
-        popen.wait()
+        # Politely first: a killed process leaves its shared memory behind until the next one starts.
+        popen.terminate()
+        try:
+            popen.wait(5)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.wait()
         popen.stdout.close()
 
 

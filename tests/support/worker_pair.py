@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 import urllib.error
@@ -115,6 +116,15 @@ async def numbers(process: ServiceProcess) -> dict[str, float]:
     async with grpc.aio.insecure_channel(process.address) as channel:
         stub: Any = admin_rpc.AdminServiceStub(channel)
         return dict((await stub.GetStatus(admin.GetStatusRequest(), timeout=5)).numbers)
+
+
+async def counted(process: ServiceProcess, name: str, **labels: str) -> float:
+    """The sum of a counter of the process over all its label sets that hold `labels`."""
+    url = f"http://{process.admin}/metrics"
+    text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())).decode()
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    lines = [line for line in text.splitlines() if line.startswith((f"{name}_total ", f"{name}_total{{"))]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(one in line for one in wanted))
 
 
 async def cache_stats(pair: WorkerPair) -> cache_pb.GetStatsResponse:

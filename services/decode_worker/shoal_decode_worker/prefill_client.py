@@ -68,6 +68,7 @@ class PrefillClient:
     ) -> None:
         self._channels, self._puller, self._cache, self._engine = channels, puller, cache, engine
         self._timeouts = timeouts
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def prefill(
         self, start: GenerationStart, target: PrefillTarget, facts: EngineFacts, hashes: list[bytes], prefix: Prefix
@@ -95,25 +96,41 @@ class PrefillClient:
     ) -> None:
         talk = _Talk(channel, self._timeouts)
         try:
-            talk.say(pb.PrefillRequest(start=self._start(start, facts)))
-            hit = (await talk.hear("hit", self._timeouts.hit_s)).hit
-            talk.say(await self._load_below(start, facts, hashes, prefix, hit.hit_tokens))
-            while True:
-                message = await talk.hear("ready", self._timeouts.idle_s, or_kind="done")
-                if message.HasField("done"):
-                    break
-                payloads = message.ready.payloads
-                pulled = await self._puller.pull(hit.grant, payloads, channel, timeout_s=self._timeouts.pull_s)
-                rows = [rows_of(one, data, facts.kv_id) for one, data in zip(payloads, pulled, strict=True)]
-                await asyncio.wrap_future(self._engine.load_rows(start, rows))
-            done = message.done
-            if checksum_of(done.hidden_row) != done.checksum:
-                raise ChecksumMismatch("the hidden row is damaged", size_bytes=len(done.hidden_row))
-            handover = HandoverRows(rows=(), hidden_row=done.hidden_row, cached_tokens=done.cached_tokens)
-            await asyncio.wrap_future(self._engine.load_prompt(start, handover))
-            await talk.goodbye()
-        finally:
+            await self._talk(talk, start, channel, facts, hashes, prefix)
+        except BaseException:
             talk.cancel()
+            raise
+        # The request may end before the other side has let go of its rows; neither waits for the other.
+        ending = asyncio.create_task(talk.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _talk(
+        self,
+        talk: _Talk,
+        start: GenerationStart,
+        channel: Channel,
+        facts: EngineFacts,
+        hashes: list[bytes],
+        prefix: Prefix,
+    ) -> None:
+        talk.say(pb.PrefillRequest(start=self._start(start, facts)))
+        hit = (await talk.hear("hit", self._timeouts.hit_s)).hit
+        talk.say(await self._load_below(start, facts, hashes, prefix, hit.hit_tokens))
+        while True:
+            message = await talk.hear("ready", self._timeouts.idle_s, or_kind="done")
+            if message.HasField("done"):
+                break
+            payloads = message.ready.payloads
+            pulled = await self._puller.pull(hit.grant, payloads, channel, timeout_s=self._timeouts.pull_s)
+            rows = [rows_of(one, data, facts.kv_id) for one, data in zip(payloads, pulled, strict=True)]
+            await asyncio.wrap_future(self._engine.load_rows(start, rows))
+        done = message.done
+        if checksum_of(done.hidden_row) != done.checksum:
+            raise ChecksumMismatch("the hidden row is damaged", size_bytes=len(done.hidden_row))
+        talk.say(pb.PrefillRequest(pulled=pb.Pulled()))
+        handover = HandoverRows(rows=(), hidden_row=done.hidden_row, cached_tokens=done.cached_tokens)
+        await asyncio.wrap_future(self._engine.load_prompt(start, handover))
 
     async def _load_below(
         self, start: GenerationStart, facts: EngineFacts, hashes: list[bytes], prefix: Prefix, hit_tokens: int
@@ -182,13 +199,14 @@ class _Talk:
             raise DataLoss(f"{heard} came where {kind} was due", reason="PREFILL_OUT_OF_ORDER")
         return message
 
-    async def goodbye(self) -> None:
-        """Everything is copied: the other side may let go. It will in any case when the call is cancelled."""
-        self.say(pb.PrefillRequest(pulled=pb.Pulled()))
+    async def end(self) -> None:
+        """Wait a moment for the call to end by itself, then end it."""
         try:
             await asyncio.wait_for(self._call.read(), _GOODBYE_TIMEOUT_S)
         except (TimeoutError, grpc.aio.AioRpcError) as error:
             logger.debug("prefill call did not end well", extra={"error": repr(error)})
+        finally:
+            self.cancel()
 
     def cancel(self) -> None:
         """End the call, whatever its state."""

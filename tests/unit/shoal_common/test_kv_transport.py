@@ -194,3 +194,13 @@ def test_ranges_never_overlap_and_all_come_back(steps: list[tuple[bool, int]]) -
         ranges.free(offset)
     assert ranges.free_bytes == whole
     assert ranges.allocate(whole) == 64
+
+
+def test_an_arena_whose_owner_was_killed_is_removed_and_a_living_one_stays(tmp_path: Path) -> None:
+    stale = tmp_path / "shoal-kv-1-dead"
+    stale.write_bytes(b"x" * 100)
+    with SharedArena(1 << 20, directory=tmp_path) as living:
+        assert not stale.exists()
+        with SharedArena(1 << 20, directory=tmp_path) as second:
+            assert {path.name for path in tmp_path.iterdir()} == {living.name, second.name}
+    assert list(tmp_path.iterdir()) == []
