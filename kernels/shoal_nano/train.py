@@ -1,4 +1,4 @@
-"""Train nano for a number of minutes, from nothing or from a checkpoint.
+"""Train nano for a number of minutes, from nothing, a checkpoint or a release.
 
     python -m shoal_nano.train --data DIR --out DIR --minutes 9 --stage base
     python -m shoal_nano.train --data DIR --out DIR --minutes 9 --stage final --resume DIR
@@ -28,6 +28,7 @@ from shoal_nano.net import Net
 from shoal_nano.ops import SERVED
 from shoal_nano.optim import Optimiser
 from shoal_nano.packing import Packed
+from shoal_nano.released import read_release
 from shoal_nano.stages import STAGES, Stage
 from shoal_nano.stream import Corpus, Workers
 from shoal_nano.tasks import CHECKED_FAMILIES
@@ -160,7 +161,10 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch._dynamo.config.cache_size_limit = 64
         log: dict[str, object] = {"runs": []}
-        if a.resume:
+        if a.resume and (a.resume / "config.json").exists():
+            # A release holds rounded weights, good enough to go on from.
+            _, parameters = read_release(a.resume)
+        elif a.resume:
             parameters, log = checkpoint.load(a.resume)
         else:
             parameters = initial_parameters(config, a.seed)
