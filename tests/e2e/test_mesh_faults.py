@@ -148,3 +148,12 @@ def test_nats_that_goes_and_comes_back_costs_nothing_and_all_join_again(
     gone = "decode_worker"
     pack.kill(gone)
     again(pack, gone, LOCAL_PREFILL_TOKENS="0")
+
+
+def test_a_gateway_that_is_told_to_leave_finishes_its_answer_first(pack: Mesh, client: Client, offline: LLM) -> None:
+    asked = question(11, max_tokens=200)
+    gateway = pack["gateway"].popen
+    told = disturbed(client, asked, lambda: gateway.send_signal(signal.SIGTERM))
+    assert told == as_lists(ask_offline(offline, [asked])[0])
+    assert gateway.wait(20) == 0
+    pack.processes.pop("gateway")

@@ -118,14 +118,14 @@ class Mesh:
 
 @contextlib.contextmanager
 def mesh(
-    folder: Path, settings: Settings | None = None, *, decode_workers: int = 1, without: tuple[str, ...] = ()
+    folder: Path, settings: Settings | None = None, *, decode_workers: int = 1, has_nats: bool = True
 ) -> Iterator[Mesh]:
-    """Up and ready inside the block; nothing of it lives after it."""
+    """Up and ready inside the block; nothing of it lives after it. Without NATS, only started."""
     names = ["scheduler", "kv_cache", "prefill_worker", "gateway", "decode_worker"]
     names += [f"decode_worker_{number}" for number in range(2, decode_workers + 1)]
-    names = [name for name in names if name not in without]
     nats = NatsServer(folder / "nats")
-    nats.start()
+    if has_nats:
+        nats.start()
     with contextlib.ExitStack() as stack:
         stack.callback(nats.stop)
         contexts = [_service(name, nats.url, folder, (settings or {}).get(name, {})) for name in names]
@@ -133,7 +133,8 @@ def mesh(
         with ThreadPoolExecutor(len(names)) as pool:
             entered = [pool.submit(stack.enter_context, context) for context in contexts]
         started = Mesh(nats, folder, {name: one.result() for name, one in zip(names, entered, strict=True)}, stack)
-        started.wait_ready()
+        if has_nats:
+            started.wait_ready()
         yield started
 
 
