@@ -122,7 +122,7 @@ def test_the_second_turn_of_a_conversation_hits_the_cache_and_answers_as_without
 
     def is_hit() -> bool:
         answers.append(chat(api, turns, extra_body=user))
-        return answers[-1].usage.prompt_cache_hit_tokens >= 128
+        return bool(answers[-1].usage.prompt_cache_hit_tokens >= 128)
 
     wait_for(is_hit, what=lambda: f"a hit; the usage is {answers[-1].usage}")
     usage = answers[-1].usage
