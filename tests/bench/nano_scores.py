@@ -51,7 +51,8 @@ def text_acceptance(llm: LLM, files: Sequence[TextFile], temperature: float) -> 
     """Accept length while continuing held-out text."""
     rng = random.Random(SEED)
     tokenizer = llm.get_tokenizer()
-    bos: int = tokenizer.token_to_id(BOS)
+    bos = tokenizer.token_to_id(BOS)
+    assert bos is not None
     prompts: list[list[int]] = []
     for _ in range(TEXT_PROMPTS):
         ids = tokenizer.encode(rng.choice(files).text[:20_000], add_special_tokens=False).ids
