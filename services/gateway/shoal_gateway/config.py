@@ -9,6 +9,7 @@ _POSITIVE = (
     "max_body_bytes",
     "keep_alive_s",
     "start_timeout_s",
+    "scheduler_wait_s",
     "request_timeout_s",
     "read_timeout_s",
     "write_timeout_s",
@@ -42,6 +43,8 @@ class GatewayConfig:
     """Longest silence on a stream before a comment says that we are still there."""
     start_timeout_s: float = 600.0
     """A request whose output has not begun by then is refused."""
+    scheduler_wait_s: float = 10.0
+    """A new request is refused with 503 when no scheduler is up for so long."""
     request_timeout_s: float = 3600.0
     read_timeout_s: float = 60.0
     write_timeout_s: float = 60.0

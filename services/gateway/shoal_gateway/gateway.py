@@ -48,7 +48,9 @@ class Gateway:
         self.readiness = Readiness(*CONDITIONS)
         counted = GatewayMetrics(metrics)
         self._channels = Channels()
-        self._reserve = ReserveClient(gateway_id=instance_id, channels=self._channels)
+        self._reserve = ReserveClient(
+            gateway_id=instance_id, channels=self._channels, scheduler_wait_s=config.scheduler_wait_s
+        )
         self._frames = FramesClient(
             gateway_id=instance_id,
             channels=self._channels,

@@ -65,6 +65,7 @@ _MESSAGES = {
     "UNKNOWN_MODEL": "no worker serves this model",
     "QUEUE_FULL": "too many requests are waiting; try again later",
     "NO_WORKERS": "no decode worker is up; try again later",
+    "NO_SCHEDULER": "no scheduler is up; try again later",
     "DEADLINE": "the request waited as long as it may for a worker",
     "TOO_MANY_ATTEMPTS": "several workers refused the request; try again later",
 }

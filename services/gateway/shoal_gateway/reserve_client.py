@@ -33,6 +33,11 @@ class Reserving(Protocol):
         """It waits for a placement."""
         ...
 
+    @property
+    def has_output(self) -> bool:
+        """It has said something already: better late than broken off."""
+        ...
+
     def on_queued(self, position: int) -> None:
         """It waits, with so many before it."""
 
@@ -50,6 +55,7 @@ class _Held:
     request: Reserving
     replica: ReplicaLink | None
     asked_at_s: float
+    """When it was last sent to the replica; without one, since when it waits for one."""
     is_answered: bool
 
 
@@ -59,8 +65,9 @@ class ReserveClient:
     Losing a replica never touches a running answer: its books are opened again elsewhere by Adopt.
     """
 
-    def __init__(self, *, gateway_id: str, channels: Channels) -> None:
-        self._gateway_id, self._channels = gateway_id, channels
+    def __init__(self, *, gateway_id: str, channels: Channels, scheduler_wait_s: float = 10.0) -> None:
+        """scheduler_wait_s: a new request is denied when no replica comes up for so long."""
+        self._gateway_id, self._channels, self._scheduler_wait_s = gateway_id, channels, scheduler_wait_s
         self._replicas: dict[str, ReplicaLink] = {}
         self._announced: set[str] = set()
         self._held: dict[str, _Held] = {}
@@ -134,12 +141,12 @@ class ReserveClient:
         up = [link for link in self._replicas.values() if link.is_up and link is not avoid]
         # An announced replica before one that only still answers.
         up = [link for link in up if link.replica_id in self._announced] or up
+        held.asked_at_s, held.is_answered = asyncio.get_running_loop().time(), not held.request.waits
         if not up:
             held.replica = None
             return
         self._turn += 1
         held.replica = up[self._turn % len(up)]
-        held.asked_at_s, held.is_answered = asyncio.get_running_loop().time(), not held.request.waits
         held.replica.send(held.request.introduction())
 
     def _up(self, link: ReplicaLink) -> None:
@@ -185,9 +192,17 @@ class ReserveClient:
             overdue_s = loop.time() - _UNANSWERED_S
             for held in list(self._held.values()):
                 silent = held.replica
-                if silent is None or held.is_answered or held.asked_at_s > overdue_s or not held.request.waits:
+                if silent is None:
+                    self._deny_if_homeless(held, loop.time())
+                    continue
+                if held.is_answered or held.asked_at_s > overdue_s or not held.request.waits:
                     continue
                 if any(link.is_up and link is not silent for link in self._replicas.values()):
                     cancelled = pb.ReserveRequest(request_id=held.request.request_id, cancelled=pb.Cancelled())
                     silent.send(cancelled)
                     self._introduce(held, avoid=silent)
+
+    def _deny_if_homeless(self, held: _Held, now_s: float) -> None:
+        request = held.request
+        if request.waits and not request.has_output and now_s - held.asked_at_s > self._scheduler_wait_s:
+            request.on_denied("NO_SCHEDULER", self._scheduler_wait_s)

@@ -142,6 +142,11 @@ class Running:
             self._received = self.session.journal.counts()
             self._task = self._loop.create_task(self._attempt(attempt, placement), context=self._context)
 
+    @property
+    def has_output(self) -> bool:
+        """Some choice has said something."""
+        return self.session.journal.has_output
+
     def on_denied(self, reason: str, retry_after_s: float | None) -> None:
         """It will not run, unless it does already."""
         if self.waits:

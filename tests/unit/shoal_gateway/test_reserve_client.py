@@ -17,7 +17,7 @@ class Request:
     """Waits for a placement, or runs."""
 
     def __init__(self, request_id: str, *, waits: bool = True) -> None:
-        self.request_id, self.waits = request_id, waits
+        self.request_id, self.waits, self.has_output = request_id, waits, False
         self.placements: list[pb.Placement] = []
         self.positions: list[int] = []
         self.denials: list[tuple[str, float | None]] = []
@@ -138,3 +138,18 @@ async def test_a_replica_that_lapsed_is_closed_once_it_is_down(client: ReserveCl
         assert client.is_connected, "a stream that works is used on"
     await until(lambda: not client.is_connected)
     assert not client._replicas
+
+
+async def test_without_a_scheduler_a_new_request_is_denied_and_one_that_has_begun_waits_on() -> None:
+    channels = Channels()
+    client = ReserveClient(gateway_id="g", channels=channels, scheduler_wait_s=0.1)
+    client.start()
+    new, begun = Request("new"), Request("begun")
+    begun.has_output = True
+    client.submit(new)
+    client.submit(begun)
+    await until(lambda: bool(new.denials))
+    assert new.denials[0] == ("NO_SCHEDULER", 0.1)
+    assert begun.denials == []
+    await client.close()
+    await channels.close()
