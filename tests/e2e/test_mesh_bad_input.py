@@ -108,7 +108,7 @@ def test_a_body_that_is_no_json_object_is_a_client_error(whole: Mesh, served: Cl
     [
         ("/detokenize", {"tokens": [-1]}, "token_out_of_range"),
         ("/detokenize", {"tokens": [512]}, "token_out_of_range"),
-        ("/detokenize", {"tokens": ["a"]}, "token_out_of_range"),
+        ("/detokenize", {"tokens": ["a"]}, "invalid_argument"),
         ("/detokenize", {}, "invalid_argument"),
         ("/tokenize", {"prompt": 5}, "invalid_argument"),
     ],

@@ -77,9 +77,12 @@ class Fields:
         if len(value) > max_count:
             raise InvalidArgument.at(self.name(key), f"must have at most {max_count} entries")
         for index, token_id in enumerate(value):
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            where = f"{self.name(key)}[{index}]"
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise InvalidArgument.at(where, "must be an integer")
+            if not 0 <= token_id < vocab_size:
                 raise InvalidArgument.at(
-                    f"{self.name(key)}[{index}]",
+                    where,
                     f"must be a token id in [0, {vocab_size - 1}]",
                     reason="TOKEN_OUT_OF_RANGE",
                 )
