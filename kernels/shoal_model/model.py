@@ -91,7 +91,9 @@ class Model:
             decoder_layers=range(boundary, num_layers),
             draft_layers=range(num_layers, num_layers + num_draft),
         )
-        plain = plain_rope_table(config.qk_rope_head_dim, config.rope_theta, config.max_position_embeddings)
+        # A draft block near the end of the context has rows behind it; they are never verified, but they run.
+        last_draft = config.max_position_embeddings + self.draft_size
+        plain = plain_rope_table(config.qk_rope_head_dim, config.rope_theta, last_draft)
         scaling = config.rope_scaling
         compressed = yarn_rope_table(
             config.qk_rope_head_dim,

@@ -79,7 +79,8 @@ def blocks_to_admit(
         if not choice.is_finished:
             so_far = len(choice.output_ids)
             own.append(own_blocks(prompt_length, so_far + min(rule.max_tokens - so_far, growth.admitted_output)))
-    return shared_blocks(prompt_length), own
+    # Without a choice to run the prompt does not run either.
+    return shared_blocks(prompt_length) if own else 0, own
 
 
 def check_capacity(prompt_length: int, choices: Sequence[ChoiceStart], rule: StopRule, blocks: int, slots: int) -> None:

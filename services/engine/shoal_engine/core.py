@@ -130,13 +130,13 @@ class EngineCore(Generic[Hidden]):
     def load_prefix(self, request_id: str, prefix: PrefixRows) -> None:
         """Load a prefix hit into an admitted request. Raises UnknownRequest, WrongPhase, HitNotUsable, BadRows."""
         state = self._roster.admitted(request_id)
-        if state is not None:
+        if state is not None and state.live:
             self._importer.prefix(state, prefix)
 
     def load_rows(self, request_id: str, rows: SequenceOf[LogicalRows]) -> None:
         """Load some rows of a prompt prefilled elsewhere. Raises UnknownRequest, WrongPhase, BadRows."""
         state = self._roster.admitted(request_id)
-        if state is not None:
+        if state is not None and state.live:
             self._importer.rows(state, rows)
 
     def load_prompt(self, request_id: str, handover: HandoverRows) -> None:
@@ -145,15 +145,13 @@ class EngineCore(Generic[Hidden]):
         raises   UnknownRequest, WrongPhase; BadRows: the request is as it was and `start` can run the prompt here
         """
         state = self._roster.admitted(request_id)
-        if state is None:
+        if state is None or not state.live:
             return self.start(request_id)
         if len(handover.hidden_row) != self._shape.hidden_bytes:
             raise BadRows(f"a hidden row has {self._shape.hidden_bytes} bytes, got {len(handover.hidden_row)}")
         self._importer.rows(state, handover.rows)
         self._importer.check_complete(state)
         state.is_started = True
-        if not state.live:
-            return self._roster.end(state)
         self._prompts.plan(state)
         state.cached_tokens = max(state.hit_tokens, handover.cached_tokens)
         # The other side stores what belongs to the prompt alone.

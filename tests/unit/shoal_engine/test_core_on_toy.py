@@ -20,6 +20,7 @@ from shoal_engine.errors import (
     WrongPhase,
 )
 from shoal_engine.events import FinishReason
+from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows, RowKind
 from shoal_engine.planner import FixedWidth
 from shoal_engine.requests import ChoiceStart, PrefillRequest
 from support.engine_driver import RandomWidths, request
@@ -132,6 +133,24 @@ def test_a_choice_interrupted_after_its_last_token_ends_at_once(last: int) -> No
     d = driver()
     d.submit(request(prompt_of(9), max_tokens=2, choices=[ChoiceStart(output_ids=(4, last))]))
     assert d.sink.ended["r"][0][0].finish_reason is (FinishReason.STOP if last == EOS else FinishReason.LENGTH)
+    d.assert_at_baseline()
+
+
+def test_an_answer_that_had_ended_holds_no_block_of_its_prompt_whatever_is_loaded_for_it() -> None:
+    prompt, ended = prompt_of(300), [ChoiceStart(output_ids=(4, 5), is_finished=True), ChoiceStart(output_ids=(4, EOS))]
+    d = driver()
+    rows = LogicalRows(
+        kind=RowKind.BLOCK, position_begin=0, position_end=128, shape=(1024,), dtype="uint8", data=bytes(1024)
+    )
+    for name in ("begun", "from the cache", "from elsewhere"):
+        d.admit(request(prompt, name=name, max_tokens=8, choices=ended))
+        assert d.core.stats().free_blocks == 64
+    d.core.start("begun")
+    d.core.load_prefix("from the cache", PrefixRows(hit_tokens=128, blocks=[bytes(1024)], encoder_window=None))
+    d.core.start("from the cache")
+    d.core.load_rows("from elsewhere", [rows])
+    d.core.load_prompt("from elsewhere", HandoverRows(rows=[rows], hidden_row=b""))
+    assert [[end.token_count for end in ends] for ends, _ in d.sink.ended.values()] == [[2, 2]] * 3
     d.assert_at_baseline()
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 import torch
+from shoal_model.draft import Anchor
 from shoal_model.model import Model
 from shoal_model.propose import propose
+from shoal_model.rows import RowBatch
 from shoal_model.sampler import RowSampling, SampleRow, accept_length, sample
 from shoal_model.sequence import SequenceRun
 from support.tiny_model import REPLAY, text, tiny_model
@@ -96,3 +100,19 @@ def test_random_drafts_change_nothing() -> None:
     model, random = tiny_model(), Random(4)
     tokens, _ = speculative(model, WARM, lambda *_: [random.randrange(512) for _ in range(5)])
     assert tokens == plain(model, WARM)
+
+
+def test_drafts_are_made_up_to_the_end_of_the_context() -> None:
+    model = tiny_model()
+    # The rings of a sequence that stands a few tokens before the end; what they hold does not matter here.
+    end = model.config.max_position_embeddings
+    position, window = end - 3, model.config.sliding_window
+    model.cache.state.draft.tags.mark(
+        model.cache.state.draft.tags.places(np.zeros(window, np.int64), np.arange(position - window, position)),
+        np.arange(position - window, position),
+    )
+    head = model.draft([Anchor(slot=0, position=position, token_id=9)])
+    assert head.base_logits.shape == (1, 5, model.config.vocab_size)
+    with pytest.raises(ValueError, match="positions"):
+        run = SequenceRun(model, slot=0, block_table=range(1, 9))
+        model.forward(RowBatch(segments=(replace(run.segment([9, 9], ()), start=end - 1, block_table=[1] * 32),)))
