@@ -185,6 +185,24 @@ async def test_of_two_choices_one_finished_the_other_continues(pair: WorkerPair)
     assert [one.token_count for one in rest.ended.choices] == [30, 30]
 
 
+@pytest.mark.parametrize("length", [5, 300])
+async def test_an_answer_interrupted_after_its_last_token_ends_without_another(pair: WorkerPair, length: int) -> None:
+    prompt, root = prompt_of(length, seed=44), new_root()
+    (tokens,) = (await ask(pair, prompt, root=root)).tokens.values()
+    other = (await ask(pair, prompt, choices=[pb.ChoiceState()] * 2)).tokens[1]
+    for targets in ([], [pair.target]):
+        alone = await ask(pair, prompt, root=root, targets=targets, choices=[pb.ChoiceState(output_ids=tokens)])
+        assert alone.tokens == {0: []}
+        assert [(end.finish_reason, end.token_count) for end in alone.ended.choices] == [
+            (sampling_pb2.FINISH_REASON_LENGTH, 8)
+        ]
+        choices = [pb.ChoiceState(output_ids=tokens), pb.ChoiceState(output_ids=other[:3])]
+        both = await ask(pair, prompt, root=root, targets=targets, choices=choices)
+        assert both.tokens == {0: [], 1: other[3:]}
+        assert [end.token_count for end in both.ended.choices] == [8, 8]
+    await until_idle(pair)
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
 async def test_remote_prefill_counts_tokens_as_local_does(pair: WorkerPair, max_tokens: int) -> None:
     prompt = prompt_of(90, seed=14)

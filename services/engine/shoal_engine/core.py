@@ -22,7 +22,7 @@ from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows
 from shoal_engine.model_port import Hidden, StepModel
 from shoal_engine.planner import WidthPlanner
 from shoal_engine.prompts import Prompts
-from shoal_engine.request_states import new_state
+from shoal_engine.request_states import entries_of_ended, new_state
 from shoal_engine.requests import GenerationRequest, PrefillRequest
 from shoal_engine.roster import Roster, moved
 from shoal_engine.sequence import Phase, RequestState, Sequence
@@ -124,6 +124,9 @@ class EngineCore(Generic[Hidden]):
             raise OutOfBlocks(f"{len(waiting)} requests wait for blocks", waiting=len(waiting))
         self._roster.add(state)
         self._admitted_count += 1
+        ends = entries_of_ended(state)
+        if ends:
+            self._sink.on_tokens(self._step_count, ends)
         slots = len(state.live)
         return AdmitInfo(blocks=sum(len(s.blocks) for s in state.live), slots=slots)
 

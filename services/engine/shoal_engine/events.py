@@ -117,7 +117,7 @@ class EngineSink(Protocol):
     """Receives an engine's events on its step thread. Must not block and must not raise."""
 
     def on_tokens(self, step: int, entries: Sequence[TokenEntry]) -> None:
-        """Tokens of one step, at most one entry per choice."""
+        """Tokens of one step, at most one entry per choice; without tokens, that a choice had ended when it came."""
 
     def on_ended(self, request_id: str, attempt: int, ends: Sequence[ChoiceEnd], usage: EngineUsage) -> None:
         """All choices of a request have ended; what it held is free. The last event of a request that did not fail."""

@@ -28,7 +28,7 @@ from shoal_engine.engine import Engine
 from shoal_engine.events import EngineUsage, PositionLogprobs
 from shoal_engine.planner import FixedWidth
 from shoal_engine.replay import default_replay_length
-from shoal_engine.requests import ChoiceStart, GenerationRequest
+from shoal_engine.requests import ChoiceStart, GenerationRequest, TokenIds
 from shoal_engine.sampling_params import SamplingParams
 from shoal_engine.served_model import ServedModel
 
@@ -191,10 +191,7 @@ class LLM:
         return [self._bos_id, *ids]
 
     def _request(self, token_ids: Sequence[int], params: SamplingParams) -> GenerationRequest:
-        try:
-            prompt = np.array(token_ids, dtype=np.int64)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgument.at("prompt_token_ids", f"not a list of token ids: {error}") from error
+        prompt = _id_array(token_ids)
         number = next(self._ids)
         return GenerationRequest(
             request_id=f"offline-{number}",
@@ -261,6 +258,17 @@ class LLM:
             seed=request.seed,
             usage=gathered.usage,
         )
+
+
+def _id_array(token_ids: Sequence[int]) -> TokenIds:
+    """Token ids as int64. InvalidArgument for anything but whole numbers, which numpy would round or take as ids."""
+    try:
+        found = np.asarray(token_ids)
+        if found.size and found.dtype.kind not in "iu":
+            raise TypeError(f"{found.dtype} among them")
+        return np.array(token_ids, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument.at("prompt_token_ids", f"not a list of token ids: {error}") from error
 
 
 def model_directory(model: str | Path) -> Path:

@@ -8,6 +8,7 @@ from shoal_common.errors import InvalidArgument
 
 from shoal_engine.acceptance import StopRule, end_after
 from shoal_engine.admission import check_capacity, check_prompt, check_token_ids
+from shoal_engine.events import TokenEntry
 from shoal_engine.model_port import ModelShape
 from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest
 from shoal_engine.sequence import RequestState, Sequence
@@ -46,6 +47,25 @@ def new_state(
         seeds=tuple(choice_seed(request.seed, i) for i in range(len(sequences))),
         rule=rule,
     )
+
+
+def entries_of_ended(state: RequestState) -> list[TokenEntry]:
+    """Entries without tokens for choices that came with their last token, but without the word that it was.
+
+    Nobody else can tell their readers, who wait for the end of every choice.
+    """
+    return [
+        TokenEntry(
+            request_id=state.request.request_id,
+            attempt=state.request.attempt,
+            choice=sequence.index,
+            output_index=len(sequence.output),
+            token_ids=(),
+            finish_reason=sequence.finish_reason,
+        )
+        for sequence in state.sequences
+        if sequence.finish_reason is not None
+    ]
 
 
 def _sequence(index: int, choice: ChoiceStart, rule: StopRule, shape: ModelShape) -> Sequence:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +41,23 @@ class SamplingSpec:
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, math.inf)
-        _within("top_k", self.top_k, 0, 2**31)
+        _within("top_k", self.top_k, 0, 2**31, whole=True)
         _within("top_p", self.top_p, 0.0, 1.0, above_low=True)
         _within("min_p", self.min_p, 0.0, 1.0)
         if self.max_tokens is not None:
-            _within("max_tokens", self.max_tokens, 1, 2**32)
-        _within("min_tokens", self.min_tokens, 0, math.inf if self.max_tokens is None else self.max_tokens)
+            _within("max_tokens", self.max_tokens, 1, 2**32, whole=True)
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        _within("min_tokens", self.min_tokens, 0, most, whole=True)
+        for token in self.stop_token_ids:
+            _number("stop_token_ids", token, whole=True)
         for token, bias in self.logit_bias.items():
+            _number("logit_bias", token, whole=True)
             _within(f"logit_bias[{token}]", bias, -100.0, 100.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _within("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above_low=True)
         if self.top_logprobs is not None:
-            _within("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+            _within("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS, whole=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +98,11 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         _check_prompt(self.prompt_ids)
-        _within("seed", self.seed, 0, MAX_SEED)
+        _within("seed", self.seed, 0, MAX_SEED, whole=True)
         if not self.choices:
             raise InvalidArgument.at("choices", "must name at least one choice")
         if self.max_width is not None:
-            _within("max_width", self.max_width, 0, math.inf)
+            _within("max_width", self.max_width, 0, math.inf, whole=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +126,17 @@ def _check_prompt(prompt_ids: TokenIds) -> None:
         raise InvalidArgument.at("prompt_ids", "must hold at least one token id", reason="PROMPT_EMPTY")
 
 
-def _within(name: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
+def _within(name: str, value: float, low: float, high: float, *, above_low: bool = False, whole: bool = False) -> None:
+    _number(name, value, whole=whole)
     is_inside = (value > low if above_low else value >= low) and value <= high and not math.isinf(value)
     if not is_inside:
         interval = f"{'above' if above_low else 'at least'} {low}"
         if not math.isinf(high):
             interval += f" and at most {high}"
         raise InvalidArgument.at(name, f"must be {interval}, got {value}")
+
+
+def _number(name: str, value: object, *, whole: bool) -> None:
+    # What the offline LLM is called with comes straight from its user; True and False are no numbers there.
+    if not isinstance(value, Integral if whole else Real) or isinstance(value, bool):
+        raise InvalidArgument.at(name, f"must be a {'whole ' if whole else ''}number, got {value!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from shoal_common.errors import InvalidArgument
 
@@ -44,17 +45,17 @@ class SamplingParams:
     top_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n <= MAX_CHOICES:
-            raise InvalidArgument.at("n", f"must be at least 1 and at most {MAX_CHOICES}, got {self.n}")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise InvalidArgument.at("seed", f"must be at least 0 and below 2**64, got {self.seed}")
+        if not isinstance(self.n, Integral) or not 1 <= self.n <= MAX_CHOICES:
+            raise InvalidArgument.at("n", f"must be a whole number, at least 1 and at most {MAX_CHOICES}, got {self.n}")
+        if self.seed is not None and not (isinstance(self.seed, Integral) and 0 <= self.seed <= MAX_SEED):
+            raise InvalidArgument.at("seed", f"must be a whole number, at least 0 and below 2**64, got {self.seed}")
         self.spec()
 
     def spec(self) -> SamplingSpec:
         """What the engine knows of these parameters."""
         return SamplingSpec(
             temperature=self.temperature,
-            top_k=max(self.top_k, 0),
+            top_k=max(self.top_k, 0) if isinstance(self.top_k, Integral) else self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
             max_tokens=self.max_tokens,

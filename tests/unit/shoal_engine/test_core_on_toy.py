@@ -132,7 +132,9 @@ def test_a_finished_choice_is_not_run_again_while_the_other_goes_on() -> None:
 def test_a_choice_interrupted_after_its_last_token_ends_at_once(last: int) -> None:
     d = driver()
     d.submit(request(prompt_of(9), max_tokens=2, choices=[ChoiceStart(output_ids=(4, last))]))
-    assert d.sink.ended["r"][0][0].finish_reason is (FinishReason.STOP if last == EOS else FinishReason.LENGTH)
+    reason = FinishReason.STOP if last == EOS else FinishReason.LENGTH
+    assert d.sink.ended["r"][0][0].finish_reason is reason
+    assert [(e.token_ids, e.finish_reason, e.output_index) for e in d.sink.entries] == [((), reason, 2)]
     d.assert_at_baseline()
 
 

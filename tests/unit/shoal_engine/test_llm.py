@@ -83,6 +83,8 @@ def test_nothing_to_do_gives_nothing(llm: LLM) -> None:
         ([[512]], TokenOutOfRange),
         ([[2**70]], InvalidArgument),
         ([["x"]], InvalidArgument),
+        ([[5.0, 6.5]], InvalidArgument),
+        ([[True]], InvalidArgument),
         ([[]], InvalidArgument),
         ([[5] * 200], PromptTooLong),
         (["\ud800"], InvalidArgument),

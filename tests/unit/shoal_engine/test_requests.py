@@ -28,6 +28,14 @@ from shoal_engine.requests import GenerationRequest, PrefillRequest, SamplingSpe
         ("repetition_penalty", 0.0),
         ("top_logprobs", 21),
         ("logit_bias", {3: 101.0}),
+        ("logit_bias", {1.5: 1.0}),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_k", 2.5),
+        ("max_tokens", 1.5),
+        ("max_tokens", "3"),
+        ("top_logprobs", 1.0),
+        ("stop_token_ids", frozenset({1.5})),
     ],
 )
 def test_a_sampling_value_out_of_range_is_named(field: str, value: Any) -> None:

@@ -23,6 +23,16 @@ def test_ties_go_to_the_lower_expert() -> None:
     assert weights.tolist() == [[0.25] * 4]
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_no_number_still_chooses_different_experts(value: float) -> None:
+    logits = torch.zeros(3, 8)
+    logits[1] = value
+    got, want = (
+        route(logits, torch.zeros(8), 3, 1.0, precision=SERVED, backend=name)[0] for name in ("cpu", "reference")
+    )
+    assert got.tolist() == want.tolist() == [[0, 1, 2]] * 3
+
+
 def test_rows_do_not_depend_on_their_batch() -> None:
     logits, bias = values(70, 12, seed=1), normal(70, 12, seed=2)
     assert_rows_independent(lambda rows: route(logits[rows], bias[rows], 3, 1.5, precision=SERVED), 70)

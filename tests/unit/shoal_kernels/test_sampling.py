@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -181,3 +182,20 @@ def test_choices_of_one_request_have_their_own_seeds() -> None:
 def test_parameters_outside_their_range_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="need temperature"):
         process_logits(torch.zeros(1, 4), [replace(RowSampling(), **bad)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "extreme", [{"temperature": 1e300}, {"repetition_penalty": 1e300}, {"repetition_penalty": 1e-300}]
+)
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}])
+def test_extreme_parameters_never_let_a_masked_token_through(extreme: dict[str, Any], filters: dict[str, Any]) -> None:
+    allowed = torch.arange(64) >= 6
+    row = RowSampling(**extreme, **filters, allowed=allowed, prompt_seen=torch.ones(64, dtype=torch.bool))
+    logits = torch.zeros(1, 64)
+    logits[0, ::3] = -1.0
+    logits[0, 1::3] = 2.0
+    for backend in ("cpu", "reference"):
+        z = process_logits(logits, [row], backend=backend)
+        assert not z.isnan().any()
+        token = coupled_argmax(z, torch.tensor([5]), torch.tensor([0]), torch.tensor([False]), backend=backend)
+        assert 6 <= int(token) < 64

@@ -113,6 +113,7 @@ def test_drafts_are_made_up_to_the_end_of_the_context() -> None:
     )
     head = model.draft([Anchor(slot=0, position=position, token_id=9)])
     assert head.base_logits.shape == (1, 5, model.config.vocab_size)
+    run = SequenceRun(model, slot=0, block_table=[1] * 32)
+    beyond = replace(run.segment([9, 9], ()), start=end - 1)
     with pytest.raises(ValueError, match="positions"):
-        run = SequenceRun(model, slot=0, block_table=range(1, 9))
-        model.forward(RowBatch(segments=(replace(run.segment([9, 9], ()), start=end - 1, block_table=[1] * 32),)))
+        model.forward(RowBatch(segments=(beyond,)))

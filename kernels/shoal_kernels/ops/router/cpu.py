@@ -19,19 +19,23 @@ def _route(logits: Any, bias: Any, scale: Any, ids: Any, weights: Any) -> None:
     rows, experts = logits.shape
     k = ids.shape[1]
     score, biased = np.empty(experts, np.float32), np.empty(experts, np.float32)
-    scratch = np.empty(power_of_two(k), np.float32)
+    scratch, is_left = np.empty(power_of_two(k), np.float32), np.empty(experts, np.bool_)
     for r in range(rows):
         z, b = logits[r], bias[r]
         for e in range(experts):
             score[e] = np.sqrt(softplus(z[e]))
             biased[e] = score[e] + b[e]
+        for e in range(experts):
+            # NaN ranks first, as a sort has it: whatever the row holds, k different experts are chosen.
+            biased[e] = biased[e] if biased[e] == biased[e] else INF
+            is_left[e] = True
         for place in range(k):
-            best, largest = -1, -INF
+            best = -1
             for e in range(experts):
-                if biased[e] > largest:
-                    best, largest = e, biased[e]
+                if is_left[e] and (best < 0 or biased[e] > biased[best]):
+                    best = e
             ids[r, place] = best
-            biased[best] = -INF
+            is_left[best] = False
             scratch[place] = score[best]
         total = tree_sum(scratch, k) + _FLOOR
         for place in range(k):

@@ -26,17 +26,21 @@ __all__ = [
 ]
 
 GREEDY_BELOW = 1e-5
+_LARGEST_FACTOR = 1e30
+"""Temperature and repetition penalty count as at most this, the penalty as at least its inverse: float32 holds both, so
+that no product with a logit, or with the -inf of a masked one, is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSampling:
     """How one row's logits become a distribution. The defaults change nothing.
 
-    temperature         below 1e-5: arg-max, and no filter applies
+    temperature         below 1e-5: arg-max, and no filter applies; above 1e30 as 1e30
     top_p               in (0, 1]; 1 is off
     top_k               tokens kept; 0 or less is off
     min_p               in [0, 1]: tokens less likely than min_p times the likeliest go; 0 is off
-    repetition_penalty  over prompt and output; presence and frequency penalties over the output
+    repetition_penalty  over prompt and output; presence and frequency penalties over the output. Outside of
+                        [1e-30, 1e30] as the nearer end
     bias_ids, bias      int64 [n], float32 [n]: added to the logits; ids are distinct
     output_counts       int32 [V]: how often each id stands in the output (in a draft: with the drafts before this row)
     prompt_seen         bool [V]: ids of the prompt, read by the repetition penalty only
@@ -100,7 +104,8 @@ def process_logits(logits: Tensor, rows: Sequence[RowSampling], *, backend: str 
         _edit(z[index], rows[index])
     if heated:
         # 1/T in float32, so that plain decode, draft and verify multiply by the same number.
-        inverse = 1.0 / torch.tensor([rows[index].temperature for index in heated], dtype=torch.float32)
+        temperatures = [min(rows[index].temperature, _LARGEST_FACTOR) for index in heated]
+        inverse = 1.0 / torch.tensor(temperatures, dtype=torch.float32)
         z[heated] = z[heated] * inverse.to(z.device)[:, None]
     if filtered:
         kept = resolve("filter_logits", logits.device.type, SERVED, backend)(
@@ -174,7 +179,8 @@ def _edit(z: Tensor, row: RowSampling) -> None:
             seen |= counts > 0
         if row.prompt_seen is not None:
             seen |= row.prompt_seen
-        penalty = torch.tensor(row.repetition_penalty, dtype=torch.float32, device=z.device)
+        factor = min(max(row.repetition_penalty, 1.0 / _LARGEST_FACTOR), _LARGEST_FACTOR)
+        penalty = torch.tensor(factor, dtype=torch.float32, device=z.device)
         z.copy_(torch.where(seen, torch.where(z > 0.0, z / penalty, z * penalty), z))
     if counts is not None:
         if row.frequency_penalty != 0.0:
