@@ -16,9 +16,11 @@ def prompt_of(length: int, salt: int = 0) -> list[int]:
     return [3 + (i * i + 7 * i + salt) % 90 for i in range(length)]
 
 
-def driver(*, block_count: int = 64, slot_count: int = 8, quality: int = 70, **more: Any) -> Driver:
+def driver(
+    *, block_count: int = 64, slot_count: int = 8, quality: int = 70, model_context: int = 100_000, **more: Any
+) -> Driver:
     """A driver over a fresh toy model; `quality` of 100 drafts are right."""
-    model = ToyModel(block_count=block_count, slot_count=slot_count, draft_quality=quality)
+    model = ToyModel(block_count=block_count, slot_count=slot_count, draft_quality=quality, max_context=model_context)
     return Driver(model, replay_length=REPLAY, **more)
 
 

@@ -63,10 +63,12 @@ def toy_output(prompt: Sequence[int], seed: int, count: int, stops: frozenset[in
 class ToyModel:
     """See the module. `draft_quality` out of 100 drafts are right."""
 
-    def __init__(self, *, block_count: int = 64, slot_count: int = 8, draft_quality: int = 70) -> None:
+    def __init__(
+        self, *, block_count: int = 64, slot_count: int = 8, draft_quality: int = 70, max_context: int = 100_000
+    ) -> None:
         self.shape = ModelShape(
             vocab_size=VOCAB,
-            max_context=100_000,
+            max_context=max_context,
             window=WINDOW,
             backtrack=BACKTRACK,
             encoder_layers=ENCODER_LAYERS,
@@ -152,6 +154,7 @@ class ToyModel:
             assumed: list[int] = []
             assert start.position == len(context.prompt) + len(context.output) - 1
             assert start.token_id == context.output[-1]
+            assert start.position + self.shape.draft_size <= self.shape.max_context, "a round runs all its positions"
             self._check_draft_window(start)
             for j in range(width):
                 prefix = [*context.prompt.tolist(), *context.output, *assumed]

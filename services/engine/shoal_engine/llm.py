@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import sys
+import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -59,7 +60,7 @@ class RequestOutput:
 
 
 class LLM:
-    """A model in this process. To be closed, or used in a `with` statement. One `generate` at a time.
+    """A model in this process; `close` or a `with` statement frees it early. One `generate` at a time.
 
     model            a checkpoint folder, or "nano" for the one that comes with Shoal
     max_model_len    positions of prompt + output; None: the model's, at most 8192
@@ -112,6 +113,8 @@ class LLM:
             FixedWidth(min(verify_width, shape.draft_size)),
         )
         self._engine.open()
+        # A step thread that is still in torch when the interpreter ends takes the process down with it.
+        self._finalizer = weakref.finalize(self, self._engine.close)
 
     @overload
     def generate(
@@ -165,8 +168,8 @@ class LLM:
         return self._tokenizer
 
     def close(self) -> None:
-        """Stop the engine's thread. Nothing can be generated afterwards."""
-        self._engine.close()
+        """Stop the engine's thread, as the end of the process also does. Nothing can be generated afterwards."""
+        self._finalizer()
 
     def __enter__(self) -> LLM:
         return self

@@ -120,9 +120,11 @@ class Stepper(Generic[Hidden]):
     def draft(self, choices: SequenceOf[tuple[RequestState, Sequence]], max_width: int) -> None:
         """Make drafts for choices whose frontier stands before their last token."""
         starts, targets, widest = [], [], 0
+        shape = self._model.shape
         for state, sequence in choices:
-            width = draft_cap(state, sequence, min(max_width, self._model.shape.draft_size))
-            if width:
+            width = draft_cap(state, sequence, min(max_width, shape.draft_size))
+            # A round runs all its positions, also those of drafts that nobody wants: all must lie in the context.
+            if width and sequence.frontier + shape.draft_size <= shape.max_context:
                 starts.append(self._draft_start(state, sequence))
                 targets.append((sequence, width))
                 widest = max(widest, width)

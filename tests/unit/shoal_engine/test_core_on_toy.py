@@ -37,6 +37,13 @@ def test_a_prompt_of_any_length_gives_the_model_s_tokens(length: int, width: int
     d.assert_at_baseline()
 
 
+@pytest.mark.parametrize("width", [0, 1, 5])
+def test_the_output_fills_the_context_to_its_last_position(width: int) -> None:
+    d = driver(planner=FixedWidth(width), quality=100, model_context=100)
+    expected = toy_output(prompt_of(60), 7, 40, frozenset())
+    assert d.generate(request(prompt_of(60), max_tokens=40, ignore_eos=True)) == [expected]
+
+
 @given(
     lengths=st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=8),
     chunk=st.sampled_from([1, 7, 128, 512]),

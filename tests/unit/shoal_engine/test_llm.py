@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,3 +141,12 @@ def test_a_closed_llm_says_so() -> None:
     llm.close()
     with pytest.raises(Unavailable):
         llm.generate("x", GREEDY)
+
+
+def test_a_process_that_never_closes_its_model_ends_well() -> None:
+    script = (
+        f"from shoal_engine import LLM, SamplingParams\nllm = LLM({str(TINY)!r}, max_model_len=64, max_num_seqs=1)\n"
+    )
+    script += "print(llm.generate('x = ', SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
