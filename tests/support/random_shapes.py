@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from shoal_common.errors import MeshError, OutOfCapacity
 from shoal_engine.admission import Growth
+from shoal_engine.errors import ExceedsCapacity
 from shoal_engine.events import FinishReason, PositionLogprobs
 from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows, RowKind
 from shoal_engine.planner import FixedWidth
@@ -184,7 +185,7 @@ class Shape:
             prompt = self._prompt(self._random.choice(self._world.lengths[:-3]))
             try:
                 d.submit(PrefillRequest(request_id=name, prompt_ids=np.array(prompt)))
-            except OutOfCapacity:
+            except (OutOfCapacity, ExceedsCapacity):
                 break
         for _ in range(self._random.randint(1, 5)):
             d.core.step()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +21,9 @@ COMMANDS = {
     "chat": ("shoal_cli.chat", "talk to the model"),
     "model": ("shoal_cli.model", "inspect and run a checkpoint without any service"),
 }
+
+_BROKEN_PIPE = 141
+"""What a shell shows for a command that SIGPIPE ended."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,4 +49,11 @@ def main(argv: Sequence[str]) -> int:
 
 def entry() -> None:
     """The console script."""
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read this (`| head`) has seen enough. Without another stdout Python would complain at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = _BROKEN_PIPE
+    sys.exit(status)
