@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,22 @@ def test_a_silence_is_filled_with_comments(slow: GatewayMesh) -> None:
     assert 4 <= comments <= 9
     assert answer.text.startswith(": keep-alive")
     assert said(answer.text)
+
+
+def test_many_streams_begin_in_a_silence(slow: GatewayMesh) -> None:
+    slow.ranks[0].popen.send_signal(signal.SIGSTOP)
+    timer = threading.Timer(1.5, slow.ranks[0].popen.send_signal, [signal.SIGCONT])
+    timer.start()
+
+    def status(_: int) -> int:
+        return httpx.post(f"{slow.url}/chat/completions", json={**BODY, "max_tokens": 3}, timeout=20).status_code
+
+    try:
+        with ThreadPoolExecutor(48) as clients:
+            statuses = set(clients.map(status, range(48)))
+    finally:
+        timer.join()
+    assert statuses == {200}
 
 
 def test_a_draining_gateway_ends_what_runs_and_refuses_the_rest(tmp_path: Path) -> None:

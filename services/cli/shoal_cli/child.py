@@ -67,7 +67,10 @@ class Child:
         return await self._process.wait()
 
     def last_words(self) -> str:
-        """The line in which it said why it ended, else its last one."""
+        """The signal that killed it, or the line in which it said why it ended, else its last one."""
+        status = self._process.returncode
+        if status is not None and status < 0:
+            return f"killed by {signal.Signals(-status).name}"
         with open(self._log, "rb") as log:
             log.seek(max(0, os.path.getsize(self._log) - _LAST_BYTES))
             lines = log.read().decode(errors="replace").splitlines()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import signal
 import sys
 import time
@@ -20,6 +22,7 @@ from shoal_cli.stack_spec import ProcessSpec, StackOptions, service_specs
 from shoal_cli.supervisor import Specs, Supervisor
 
 QUESTION = "Sort these numbers: 42 7 19 3"
+UP = "up; Ctrl-C stops it"
 _POLL_S = 0.1
 
 
@@ -71,6 +74,9 @@ async def _supervise(options: StackOptions, *, run_dir: Path, specs: Specs, ques
         # Only once: what stops the processes must not be cancelled in its turn.
         if not work.cancelling():
             work.cancel()
+            # The terminal may be what went away.
+            with contextlib.suppress(OSError):
+                say("stopping")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt)
@@ -91,7 +97,7 @@ async def _work(options: StackOptions, *, run_dir: Path, specs: Specs, question:
                 await serving
                 if once:
                     return 0
-                say("up; Ctrl-C stops it")
+                say(UP)
             say(await failed, error=True)
             return 1
         finally:
@@ -114,7 +120,7 @@ async def _wait_served(admin_address: str, timeout_s: float) -> None:
     give_up, told = time.monotonic() + timeout_s, ""
     while missing := await asyncio.to_thread(_missing, admin_address):
         if missing != told:
-            say(f"waiting for      {missing}")
+            say(f"waiting for     {missing} (a first start compiles the kernels, about a minute)")
             told = missing
         if time.monotonic() > give_up:
             raise CliError(f"the gateway does not serve within {timeout_s:g} s, it waits for: {missing}")
@@ -126,9 +132,17 @@ def _missing(admin_address: str) -> str:
         with urllib.request.urlopen(f"http://{admin_address}/readyz", timeout=2):
             return ""
     except urllib.error.HTTPError as error:
-        return error.read().decode(errors="replace").strip()
+        return _told(error.read().decode(errors="replace").strip())
     except OSError as error:
         return str(error)
+
+
+def _told(page: str) -> str:
+    """What a /readyz page says is missing; the page itself if it says it in another form."""
+    try:
+        return ", ".join(json.loads(page)["missing"])
+    except (ValueError, KeyError, TypeError):
+        return page
 
 
 def say(text: str, *, error: bool = False) -> None:

@@ -20,7 +20,7 @@ class StackOptions:
     http_address: str = "127.0.0.1:8000"
     grpc_address: str = "127.0.0.1:8001"
     model: Path | None = None
-    ready_timeout_s: float = 120.0
+    ready_timeout_s: float = 300.0
     stop_timeout_s: float = 10.0
 
 

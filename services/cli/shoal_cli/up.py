@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shoal_cli import stack_state
 from shoal_cli.errors import CliError
+from shoal_cli.run import UP
 from shoal_cli.stack_args import add_stack_flags, environment, mesh_of, options_of, run_dir_of
 
 _POLL_S = 0.05
@@ -56,7 +57,8 @@ def follow(command: list[str], run_dir: Path, *, environ: Mapping[str, str], tim
             last_line = next((line for line in reversed(words.splitlines()) if line.strip()), last_line)
             if ended:
                 raise CliError(last_line.removeprefix("shoal: "))
-            print(words, end="", flush=True)
+            # The supervisor does not know that nobody can press its Ctrl-C.
+            print(words.replace(UP + "\n", ""), end="", flush=True)
             state = stack_state.read(run_dir)
             if state is not None and state.is_up and state.supervisor.pid == supervisor.pid:
                 print(f"up: http://{state.http_address}   gRPC {state.grpc_address}   logs {run_dir / 'logs'}")

@@ -81,6 +81,7 @@ class Bus:
         self._lost_at_s: float | None = None
         self._was_connected = asyncio.Event()
         self._callbacks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
 
     @classmethod
     def off(cls) -> Bus:
@@ -122,6 +123,7 @@ class Bus:
 
     async def close(self) -> None:
         """Send what is pending if connected, then disconnect."""
+        self._is_closing = True
         for task in (self._task, *self._callbacks):
             if task is not None:
                 task.cancel()
@@ -248,7 +250,7 @@ class Bus:
         await self._connected()
 
     async def _on_disconnect(self) -> None:
-        if self._was_connected.is_set() and self._lost_at_s is None:
+        if self._was_connected.is_set() and self._lost_at_s is None and not self._is_closing:
             self._lost_at_s = time.monotonic()
             logger.warning("connection to NATS lost, last view is kept")
 

@@ -162,6 +162,11 @@ class WorkerLink:
             except grpc.RpcError as error:
                 told = from_rpc_error(error)
                 logger.info("frames stream ended", extra={"worker": self.address, "reason": told.reason})
+            except asyncio.CancelledError:
+                # The reader of a call that `check` gave up sees a cancellation; only one of this task is the end.
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
             if self._open.is_set():
                 self._open.clear()
                 self._pulse.reset()

@@ -113,7 +113,7 @@ def test_the_failure_of_one_process_stops_the_others_and_is_told(stack: Stack) -
     assert supervisor.wait(20) == 1
     assert not any(one.is_alive for one in processes)
     assert supervisor.stderr is not None
-    assert "worker ended unexpectedly" in supervisor.stderr.read()
+    assert "worker ended unexpectedly: killed by SIGKILL" in supervisor.stderr.read()
 
 
 def test_an_occupied_port_is_one_line_and_status_2_and_starts_nothing(stack: Stack) -> None:

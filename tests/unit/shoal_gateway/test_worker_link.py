@@ -117,7 +117,17 @@ async def test_a_silent_worker_loses_the_attempts_without_progress(link: WorkerL
     assert not sink.errors, "the gateway itself was asleep"
     link.check(2e12, was_stalled=False)
     assert [error.reason for error in sink.errors] == ["NO_PROGRESS"]
-    assert not link.is_open or worker.hellos
+
+
+async def test_a_worker_that_was_silent_is_listened_to_again(link: WorkerLink, worker: FakeWorker) -> None:
+    await link.wait_open(5)
+    link.check(1e12, was_stalled=True)
+    link.check(2e12, was_stalled=False)
+    await until(lambda: len(worker.hellos) == 2 and link.is_open)
+    sink = Sink(0)
+    link.attach(("r", 1), sink)
+    worker.emit("r", 1, 0, [5])
+    await until(lambda: bool(sink.entries))
 
 
 async def test_a_worker_that_never_answers_is_unreachable(link: WorkerLink, worker: FakeWorker) -> None:

@@ -81,7 +81,9 @@ class ChatCompletions:
             while not answer.is_finished:
                 silence_s = time.perf_counter() - written_s
                 outputs = await answer.read(max(0.0, self._keep_alive_s - silence_s))
-                if not exchange.has_begun and (outputs or time.perf_counter() - written_s >= self._keep_alive_s):
+                # Judged once: what is written below must have been begun here.
+                is_silent = time.perf_counter() - written_s >= self._keep_alive_s
+                if not exchange.has_begun and (outputs or is_silent):
                     # Not before there is something to say: an error until then has a status of its own.
                     await exchange.begin_events([(b"x-request-id", answer.request_id.encode())])
                 events = b"".join(writer.chunks(output.choice_index, output.chunks) for output in outputs)
@@ -91,7 +93,7 @@ class ChatCompletions:
                 if answer.is_finished:
                     break
                 # Output that is held back (half a character, a possible stop string) leaves a batch without events.
-                if events or time.perf_counter() - written_s >= self._keep_alive_s:
+                if events or is_silent:
                     await exchange.write(events or KEEP_ALIVE)
                     written_s = time.perf_counter()
             if shape.include_usage:
