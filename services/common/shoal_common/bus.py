@@ -26,6 +26,8 @@ _PENDING_BYTES = 2 * 1024 * 1024
 _PENDING_MESSAGES = 4096
 _CONNECT_TIMEOUT_S = 2
 _PING_INTERVAL_S = 20
+_FLUSH_TIMEOUT_S = 6 * _PING_INTERVAL_S
+"""Longer than the client takes to give a silent connection up."""
 # Drawn once per process: a thousand clients must not return to a restarted server in the same instant.
 _RECONNECT_WAIT_S = (0.2, 1.0)
 
@@ -81,6 +83,7 @@ class Bus:
         self._lost_at_s: float | None = None
         self._was_connected = asyncio.Event()
         self._callbacks: set[asyncio.Task[None]] = set()
+        self._flush: asyncio.Task[bool] | None = None
         self._is_closing = False
 
     @classmethod
@@ -124,7 +127,7 @@ class Bus:
     async def close(self) -> None:
         """Send what is pending if connected, then disconnect."""
         self._is_closing = True
-        for task in (self._task, *self._callbacks):
+        for task in (self._task, self._flush, *self._callbacks):
             if task is not None:
                 task.cancel()
         if self._client is None:
@@ -184,11 +187,15 @@ class Bus:
         client = self._client
         if client is None or not client.is_connected:
             return False
-        try:
-            await asyncio.wait_for(client.flush(), timeout_s)
-        except (nats.errors.Error, TimeoutError, OSError):
-            return False
-        return True
+        give_up_s = time.monotonic() + timeout_s
+        # A flush outlives the call that began it: the client's read loop dies of an answer to one that was given up.
+        if self._flush is not None and not self._flush.done():
+            done, _ = await asyncio.wait({self._flush}, timeout=timeout_s)
+            if not done:
+                return False
+        flush = self._flush = asyncio.create_task(_flushed(client))
+        done, _ = await asyncio.wait({flush}, timeout=max(0.0, give_up_s - time.monotonic()))
+        return bool(done) and flush.result()
 
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
         """JetStream on this connection. Raises Unavailable while there is none."""
@@ -239,6 +246,8 @@ class Bus:
     async def _connected(self) -> None:
         self.counters.connects += 1
         self._lost_at_s = None
+        # Nobody answers what was asked on the connection before.
+        self._flush = None
         self._was_connected.set()
         logger.info("connected to NATS", extra={"connects": self.counters.connects})
         for callback in self._on_connect:
@@ -262,6 +271,14 @@ class Bus:
         else:
             # Every failed try to reach the server ends here.
             logger.debug("NATS error", extra={"error": repr(error)})
+
+
+async def _flushed(client: Client) -> bool:
+    try:
+        await client.flush(timeout=_FLUSH_TIMEOUT_S)
+    except (nats.errors.Error, TimeoutError, OSError):
+        return False
+    return True
 
 
 async def _guarded(callback: Callback) -> None:

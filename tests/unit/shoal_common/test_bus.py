@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -61,6 +62,21 @@ async def test_events_flow_again_after_the_server_was_restarted(nats_server: Nat
         await until(lambda: bool(inbox.payloads))
     assert inbox.payloads == [b"after"]
     assert bus.counters.dropped == 1
+
+
+async def test_a_server_that_stood_still_is_heard_again_at_once(nats_server: NatsServer) -> None:
+    inbox = Inbox()
+    async with connected(nats_server) as bus:
+        await bus.subscribe("shoal.t.a", inbox)
+        assert await bus.ping(timeout_s=5)
+        nats_server.signal(signal.SIGSTOP)
+        assert not await bus.ping(timeout_s=0.1)
+        assert not await bus.ping(timeout_s=0.1)
+        nats_server.signal(signal.SIGCONT)
+        assert await bus.ping(timeout_s=5)
+        assert await bus.publish("shoal.t.a", b"after")
+        await until(lambda: bool(inbox.payloads))
+        assert bus.counters.connects == 1
 
 
 async def test_a_bus_connects_when_its_server_comes_late(nats_server: NatsServer) -> None:
