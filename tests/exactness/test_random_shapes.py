@@ -34,7 +34,7 @@ def test_tiny_says_and_stores_the_same(seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("world", "seeds"), [(tiny, range(100, 150)), (nano, range(30))], ids=["tiny", "nano"])
+@pytest.mark.parametrize(("world", "seeds"), [(tiny, range(100, 125)), (nano, range(12))], ids=["tiny", "nano"])
 def test_both_models_say_and_store_the_same(world: Callable[[], World], seeds: range, threads: int) -> None:
     before = get_num_threads()
     set_num_threads(threads)
