@@ -31,7 +31,10 @@ def run(args: argparse.Namespace) -> int:
     """Exit status 0 at the end of the talk."""
     state = stack_state.read(run_dir_of(args))
     address = args.address or (state.grpc_address if state else StackOptions().grpc_address)
-    sampling = SamplingParams(temperature=args.temperature, seed=args.seed, max_tokens=args.max_tokens)
+    try:
+        sampling = SamplingParams(temperature=args.temperature, seed=args.seed, max_tokens=args.max_tokens)
+    except ValueError as error:
+        raise CliError(f"--seed or --max-tokens: {error}") from error
     talk = [{"role": "system", "content": args.system}] if args.system else []
     while True:
         try:

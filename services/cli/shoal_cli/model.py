@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from shoal_cli import model_generate
@@ -43,7 +45,7 @@ def _add_inspect(commands: Subparsers) -> None:
         help="layers, formats and sizes",
         description="Layers, formats and sizes of a checkpoint, from its config.json and index; shards may be absent.",
     )
-    parser.add_argument("directory", metavar="DIR", help="folder with config.json and model.safetensors.index.json")
+    parser.add_argument("directory", metavar="DIR", help='checkpoint folder, or "nano"')
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="size of the expert-parallel group")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run_model_command=_inspect)
@@ -55,7 +57,7 @@ def _add_logits(commands: Subparsers) -> None:
         help="logits of a token sequence",
         description="Run a token sequence (replay off) and write its logits, float32 [tokens, vocabulary].",
     )
-    parser.add_argument("directory", metavar="DIR", help="checkpoint folder")
+    parser.add_argument("directory", metavar="DIR", help='checkpoint folder, or "nano"')
     parser.add_argument("--ids", required=True, type=_token_ids, metavar="1,2,3", help="token ids, comma separated")
     parser.add_argument("--out", required=True, metavar="FILE", help="safetensors file to write (tensor `logits`)")
     parser.add_argument(
@@ -65,6 +67,11 @@ def _add_logits(commands: Subparsers) -> None:
         help="exact: float64, no casts; kv: float32, only the casts of the cache; served: every rounding of serving",
     )
     parser.set_defaults(run_model_command=_logits)
+
+
+def _directory(name: str) -> Path:
+    """The folder that `nano` stands for, as in `generate`; any other name is a folder."""
+    return Path(str(files("shoal_nano"))) / "release" if name == "nano" else Path(name)
 
 
 def _token_ids(text: str) -> list[int]:
@@ -77,7 +84,7 @@ def _token_ids(text: str) -> list[int]:
 def _logits(args: argparse.Namespace) -> int:
     from shoal_model.logits import write_sequence_logits
 
-    logits = write_sequence_logits(args.directory, args.ids, args.out, args.numerics)
+    logits = write_sequence_logits(_directory(args.directory), args.ids, args.out, args.numerics)
     print(f"{args.out}: logits {list(logits.shape)}, numerics {args.numerics}")
     return 0
 
@@ -85,7 +92,7 @@ def _logits(args: argparse.Namespace) -> int:
 def _inspect(args: argparse.Namespace) -> int:
     from shoal_model.inspect import inspect_checkpoint
 
-    report = inspect_checkpoint(args.directory, num_ranks=args.ranks)
+    report = inspect_checkpoint(_directory(args.directory), num_ranks=args.ranks)
     if args.json:
         print(json.dumps(report_as_json(report), indent=2))
     else:

@@ -35,6 +35,8 @@ from shoal_engine.served_model import ServedModel
 
 DEFAULT_MODEL_LEN = 8192
 """Positions of prompt + output when nothing else is asked for and the model allows more."""
+MAX_VERIFY_WIDTH = 5
+"""Drafts that a round of a released model makes."""
 
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
@@ -287,8 +289,8 @@ def _check_numbers(length: int, num_seqs: int, batched: int, verify_width: int, 
     for name, value in positive.items():
         if value < 1:
             raise InvalidArgument.at(name, f"must be positive, got {value}")
-    if verify_width < 0:
-        raise InvalidArgument.at("verify_width", f"must not be negative, got {verify_width}")
+    if not 0 <= verify_width <= MAX_VERIFY_WIDTH:
+        raise InvalidArgument.at("verify_width", f"must be in [0, {MAX_VERIFY_WIDTH}], got {verify_width}")
     if threads is not None and threads < 1:
         raise InvalidArgument.at("threads", f"must be positive, got {threads}")
 

@@ -67,6 +67,11 @@ async def test_status_shows_live_instances_with_their_load(nats_server: NatsServ
     assert row.split() == ["decode_worker-1", "127.0.0.1:7", "live", "2", "0", "6/8", "75%", "40%"]
 
 
+def test_a_seed_that_is_none_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--seed", "-1"]) == 2
+    assert capsys.readouterr().err == "shoal: --seed or --max-tokens: Value out of range: -1\n"
+
+
 async def test_a_look_at_the_mesh_loses_no_connection(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:

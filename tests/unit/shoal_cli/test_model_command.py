@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from shoal_cli import model
+from shoal_cli.main import main
 from support.checkpoints import TINY, write_released_index
 
 
@@ -79,3 +80,8 @@ def test_ids_that_are_no_numbers_are_a_usage_error(tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit, match="2"):
         run("logits", str(TINY), "--ids", "1,x", "--out", str(tmp_path / "x"))
     assert "'1,x' is not a comma separated list of token ids" in capsys.readouterr().err
+
+
+def test_nano_is_a_name_for_the_model_that_comes_with_shoal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "inspect", "nano"]) == 0
+    assert "context 8,192" in capsys.readouterr().out

@@ -70,7 +70,8 @@ async def test_a_server_that_stood_still_is_heard_again_at_once(nats_server: Nat
         await bus.subscribe("shoal.t.a", inbox)
         assert await bus.ping(timeout_s=5)
         nats_server.signal(signal.SIGSTOP)
-        assert not await bus.ping(timeout_s=0.1)
+        while await bus.ping(timeout_s=0.1):
+            pass  # the threads of the server do not stop all at once
         assert not await bus.ping(timeout_s=0.1)
         nats_server.signal(signal.SIGCONT)
         assert await bus.ping(timeout_s=5)

@@ -121,7 +121,8 @@ def test_wrong_arguments_are_named(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"max_num_seqs": 0}, {"verify_width": -1}, {"threads": 0}, {"max_num_batched_tokens": 0}]
+    "setting",
+    [{"max_num_seqs": 0}, {"verify_width": -1}, {"verify_width": 6}, {"threads": 0}, {"max_num_batched_tokens": 0}],
 )
 def test_a_wrong_setting_is_named(setting: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(setting))):
