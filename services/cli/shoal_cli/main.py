@@ -22,6 +22,9 @@ COMMANDS = {
     "model": ("shoal_cli.model", "inspect and run a checkpoint without any service"),
 }
 
+_BROKEN_PIPE = 141
+"""What a shell shows for a command that SIGPIPE ended."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Run one subcommand; returns the exit status. An error for people is one line and status 2."""
@@ -50,4 +53,11 @@ def main(argv: Sequence[str]) -> int:
 
 def entry() -> None:
     """The console script."""
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read this (`| head`) has seen enough. Without another stdout Python would complain at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = _BROKEN_PIPE
+    sys.exit(status)

@@ -8,6 +8,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+_threads: set[threading.Thread] = set()
+
+
+def has_left_work() -> bool:
+    """Whether work that nobody waits for any more still runs."""
+    return any(thread.is_alive() for thread in _threads)
 
 
 async def run_detached(work: Callable[[], T], *, name: str) -> T:
@@ -33,6 +39,10 @@ async def run_detached(work: Callable[[], T], *, name: str) -> T:
             tell(lambda: answer.set_exception(failure))
         else:
             tell(lambda: answer.set_result(result))
+        finally:
+            _threads.discard(threading.current_thread())
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
     return await answer

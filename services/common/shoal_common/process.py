@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import uvloop
 from opentelemetry.sdk.trace import TracerProvider
 
-from shoal_common import logs
+from shoal_common import detached, logs
 from shoal_common.settings import Loaded
 from shoal_common.telemetry import Metrics, configure_tracing
 
@@ -46,9 +48,22 @@ def begin(service: str, loaded: Loaded[Any]) -> Process:
 
 
 def run(process: Process, main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` on a uvloop until it ends, then flush the traces."""
+    """Run `main` on a uvloop until it ends, then flush the traces.
+
+    Where a detached thread is still at work (a model loads), the process ends at once: native code cannot be told to
+    stop, and the interpreter's own end beside it would abort.
+    """
+    status = 0
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main)
+    except SystemExit as leaving:
+        if not detached.has_left_work():
+            raise
+        status = leaving.code if isinstance(leaving.code, int) else 1
     finally:
         process.tracing.shutdown()
+    if detached.has_left_work():
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(status)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from shoal_kernels import self_test
 from shoal_kernels.ops.sampling import RowSampling, choice_seed, logprobs, process_logits
 from shoal_model.draft import Anchor
 from shoal_model.model import Model
@@ -52,7 +53,11 @@ class ServedModel:
     def load(
         cls, directory: str | Path, *, block_count: int, slot_count: int, device: torch.device | str = "cpu"
     ) -> ServedModel:
-        """Read a checkpoint folder; `block_count` usable blocks. Raises CheckpointError."""
+        """Read a checkpoint folder; `block_count` usable blocks.
+
+        raises   CheckpointError; KernelMismatch: the compiled kernels give other bits here than they are defined to
+        """
+        self_test()
         return cls(Model.load(directory, device=device, num_blocks=block_count + 1, num_slots=slot_count))
 
     @property

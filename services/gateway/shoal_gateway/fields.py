@@ -78,7 +78,9 @@ class Fields:
             raise InvalidArgument.at(self.name(key), f"must have at most {max_count} entries")
         for index, token_id in enumerate(value):
             where = f"{self.name(key)}[{index}]"
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
+            # An integer past 64 bits is read as a float.
+            is_huge = isinstance(token_id, float) and abs(token_id) >= 2**63
+            if isinstance(token_id, bool) or not (isinstance(token_id, int) or is_huge):
                 raise InvalidArgument.at(where, "must be an integer")
             if not 0 <= token_id < vocab_size:
                 raise InvalidArgument.at(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from shoal_cli.main import COMMANDS, main
 from shoal_common.announcer import Announcer
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
+from support.checkpoints import TINY
 from support.nats_server import NatsServer, free_port
 
 
@@ -20,6 +22,17 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert left.value.code == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in COMMANDS)
+
+
+def test_a_reader_that_leaves_early_ends_the_command_without_a_word() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        command = [sys.executable, "-m", "shoal_cli", "model", "inspect", str(TINY)]
+        done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=30, check=False)
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_an_unknown_command_is_refused_with_status_2() -> None:

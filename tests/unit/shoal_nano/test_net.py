@@ -74,7 +74,7 @@ def test_the_indexer_loss_reaches_the_indexer_alone(parameters: Parameters) -> N
     ids = torch.randint(3, 64, (2, 32), generator=torch.Generator().manual_seed(3))
     zero = torch.zeros_like(ids)
     out = net.forward(net.serve(leaves), ids, zero, zero, sparse=False, sampled_rows=torch.arange(8, 32))
-    out.index_loss.backward()  # type: ignore[no-untyped-call]
+    out.index_loss.backward()
     reached = {name for name, p in leaves.items() if p.grad is not None and p.grad.abs().sum() > 0}
     assert reached == {"indexer.wk", "indexer.k_norm", "indexer.wq_b", "indexer.weights_proj"}
 
