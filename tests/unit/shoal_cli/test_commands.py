@@ -79,20 +79,6 @@ async def test_a_look_at_the_mesh_loses_no_connection(
     assert not caplog.records
 
 
-def test_a_reader_that_has_enough_ends_the_command_quietly() -> None:
-    program = "import shoal_cli.status as s, shoal_cli.main as m, sys\n"
-    program += "s.run = lambda args: [print('x' * 4096, flush=True) for _ in range(1000)] and 0\n"
-    program += "sys.exit(m.main(['status']))"
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as command:
-        assert command.stdout is not None
-        assert command.stderr is not None
-        command.stdout.read(1)
-        command.stdout.close()
-        assert (command.stderr.read(), command.wait(20)) == ("", 1)
-
-
 async def test_status_says_that_nats_cannot_be_reached() -> None:
     with pytest.raises(CliError, match="cannot be reached"):
         await status.observe(f"nats://127.0.0.1:{free_port()}", "t")
