@@ -8,14 +8,18 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import grpc
 import pytest
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
+from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
+from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
 from shoal_common.chains import HashChain
 from shoal_common.kv_cache_client import CacheItem, CacheNodes, CacheWriter, PrefixCache
 from shoal_common.kv_transport import KvPuller, PayloadSpec
 from shoal_common.rpc import Channels
 from shoal_common.telemetry import Metrics
 from support.service_process import ServiceProcess, service_process
+from support.waiting import until_async
 
 Kinds: TypeAlias = "tuple[transport_pb.TransportKind.ValueType, ...]"
 BOTH: Kinds = (transport_pb.TRANSPORT_KIND_SHM, transport_pb.TRANSPORT_KIND_GRPC)
@@ -128,6 +132,33 @@ async def test_other_numerics_never_hit(node: ServiceProcess) -> None:
             chain.hashes, kv_id=KV_ID, numerics_id="other", max_hit_tokens=128, blocks_only=True
         ) as prefix:
             assert prefix.pinned_tokens == 0
+
+
+async def test_a_caller_cancelled_at_any_moment_leaves_no_lease(node: ServiceProcess) -> None:
+    chain = chain_of(60)
+    async with client(node.address) as one:
+        one.writer.offer([block(chain, index) for index in range(5)], numerics_id=NUMERICS_ID, tenant_tag=b"t" * 32)
+        await asyncio.wait_for(one.writer.flush(), 10)
+
+        async def hold() -> None:
+            async with one.cache.acquired(
+                chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, max_hit_tokens=640, want_replay=True
+            ) as prefix:
+                assert prefix.replay_tokens == 640
+                await asyncio.sleep(3600)
+
+        for turn in range(40):
+            holding = asyncio.create_task(hold())
+            await asyncio.sleep(turn * 0.0001)
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+        async with grpc.aio.insecure_channel(node.address) as channel:
+            stub = rpc.KvCacheServiceStub(channel)
+
+            async def is_free() -> bool:
+                return (await stub.GetStats(pb.GetStatsRequest(), timeout=5)).lease_count == 0
+
+            await until_async(is_free, what="leases at 0")
 
 
 async def test_a_node_that_is_not_there_is_a_miss_and_loses_writes_only() -> None:

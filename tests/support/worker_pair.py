@@ -143,6 +143,11 @@ async def until_idle(pair: WorkerPair) -> None:
         leases = (await cache_stats(pair)).lease_count
         free = (decode["free_blocks"], decode["free_slots"], prefill["free_blocks"], prefill["free_slots"])
         rest = (decode["open_requests"], prefill["open_requests"], prefill["open_exports"], leases)
+        seen[:] = [f"free {free}, open {rest}"]
         return free == (1024, 32, 512, 16) and not any(rest)
 
-    await until_async(is_idle, what="pools at their baseline")
+    seen: list[str] = []
+    try:
+        await until_async(is_idle, what="pools at their baseline")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {seen}") from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -21,6 +23,8 @@ from shoal_common.rpc import Channel, Channels, from_rpc_error, is_transport_fai
 from shoal_common.telemetry import Metrics
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Prefix:
@@ -79,6 +83,7 @@ class PrefixCache:
     ) -> None:
         self._channels, self._puller, self._nodes, self._owner_id = channels, puller, nodes, owner_id
         self._acquire_timeout_s, self._pull_timeout_s, self._lease_s = acquire_timeout_s, pull_timeout_s, lease_s
+        self._beside: set[asyncio.Task[Any]] = set()
         self._failures = metrics.counter(
             "kv_cache_client_failures", "Calls to kv_cache that failed and count as misses", ("call", "reason")
         )
@@ -113,17 +118,25 @@ class PrefixCache:
             blocks_only=blocks_only,
         )
         stub = rpc.KvCacheServiceStub(channel.as_grpc())
+        acquiring = self._spawn(self._acquire(stub, request))
         try:
-            answer = await stub.Acquire(request, timeout=self._acquire_timeout_s)
+            answer = await asyncio.shield(acquiring)
+        except asyncio.CancelledError:
+            # The node may have pinned already; only its answer tells.
+            self._spawn(self._release_after(acquiring, stub, request.lease_id, channel))
+            raise
         except grpc.aio.AioRpcError as error:
             self._failed("acquire", error, channel)
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._spawn(self._release(stub, request.lease_id, channel))
             yield Prefix(self, None, pb.AcquireResponse())
             return
         try:
             yield Prefix(self, channel, answer)
         finally:
             if answer.payloads:
-                await self._release(stub, request.lease_id, channel)
+                # Not awaited: a caller that is being cancelled would cut it short.
+                self._spawn(self._release(stub, request.lease_id, channel))
 
     async def read(
         self, grant: transport_pb.TransportGrant, payloads: Sequence[transport_pb.Payload], channel: Channel
@@ -137,6 +150,29 @@ class PrefixCache:
         except grpc.aio.AioRpcError as error:
             self._failed("pull", error, channel)
         return None
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Beside the caller, ended by its own deadline."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+        return task
+
+    async def _acquire(self, stub: rpc.KvCacheServiceAsyncStub, request: pb.AcquireRequest) -> pb.AcquireResponse:
+        return await stub.Acquire(request, timeout=self._acquire_timeout_s)
+
+    async def _release_after(
+        self,
+        acquiring: asyncio.Task[pb.AcquireResponse],
+        stub: rpc.KvCacheServiceAsyncStub,
+        lease_id: str,
+        channel: Channel,
+    ) -> None:
+        try:
+            await acquiring
+        except grpc.aio.AioRpcError as error:
+            self._failed("acquire", error, channel)
+        await self._release(stub, lease_id, channel)
 
     async def _release(self, stub: rpc.KvCacheServiceAsyncStub, lease_id: str, channel: Channel) -> None:
         try:
