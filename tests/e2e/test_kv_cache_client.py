@@ -68,6 +68,7 @@ async def client(address: str, *, kinds: Kinds = BOTH, max_queued_bytes: int = 6
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await cache.close()
         puller.close()
         await channels.close()
 

@@ -87,6 +87,7 @@ async def serve(process: Process, loaded: Loaded[DecodeWorkerConfig]) -> None:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         await watcher.stop()
+        await cache.close()
         puller.close()
         await channels.close()
 

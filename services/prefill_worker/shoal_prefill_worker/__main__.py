@@ -98,6 +98,7 @@ async def serve(process: Process, settings_in_force: LoadedSettings[PrefillWorke
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         await watcher.stop()
+        await cache.close()
         puller.close()
         await channels.close()
         if arena is not None:

@@ -138,6 +138,10 @@ class PrefixCache:
                 # Not awaited: a caller that is being cancelled would cut it short.
                 self._spawn(self._release(stub, request.lease_id, channel))
 
+    async def close(self) -> None:
+        """Wait for releases that are on their way, each at most its deadline. Before the channels are closed."""
+        await asyncio.gather(*self._beside, return_exceptions=True)
+
     async def read(
         self, grant: transport_pb.TransportGrant, payloads: Sequence[transport_pb.Payload], channel: Channel
     ) -> list[bytes] | None:
