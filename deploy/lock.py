@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 TARGET = Path(__file__).resolve().parent.parent / "constraints.txt"
-# triton comes with CUDA builds of torch only and differs by them; the others are the environment's own tools.
-_SKIPPED = {"shoal", "pip", "setuptools", "triton"}
+# The environment's own tools.
+_SKIPPED = {"shoal", "pip", "setuptools"}
 _HEADER = (
     "# Exact versions for images and CI. Written by `make lock`; Python 3.11 installs torch's CPU build from these.\n"
 )

@@ -1,7 +1,7 @@
 """The operations of the model: contracts, reference and fast implementations."""
 
 from shoal_kernels.paged_rows import PagedRows
-from shoal_kernels.precision import EXACT, KV, SERVED, Precision
+from shoal_kernels.precision import EXACT, KV, SERVED, SERVED_BF16, Precision
 from shoal_kernels.registry import BackendUnavailable, resolve
 from shoal_kernels.row_formats import RecordKind, RowFormat, index_format, main_format, window_format
 from shoal_kernels.self_test import KernelMismatch, self_test
@@ -12,6 +12,7 @@ __all__ = [
     "EXACT",
     "KV",
     "SERVED",
+    "SERVED_BF16",
     "BackendUnavailable",
     "KernelMismatch",
     "PagedRows",

@@ -26,6 +26,11 @@ def check_values(name: str, tensor: Tensor, *sizes: int | None, precision: Preci
     check_rows(name, tensor, *sizes, dtype=precision.dtype)
 
 
+def check_wide(name: str, tensor: Tensor, *sizes: int | None, precision: Precision) -> None:
+    """`check_rows` for values that are never rounded: the dtype is the precision's wide one."""
+    check_rows(name, tensor, *sizes, dtype=precision.wide)
+
+
 def check_range(name: str, value: int, low: int, high: int) -> None:
     """Require low <= value <= high."""
     if not low <= value <= high:
@@ -33,8 +38,11 @@ def check_range(name: str, value: int, low: int, high: int) -> None:
 
 
 def check_index(name: str, index: Tensor, low: int, stop: int) -> None:
-    """Require low <= value < stop for every value: compiled kernels do not look again before they address memory."""
-    if index.numel():
+    """Require low <= value < stop for every value: compiled kernels do not look again before they address memory.
+
+    Only in host memory: on an accelerator the look would stall the step, and plans are checked before they go there.
+    """
+    if index.device.type == "cpu" and index.numel():
         lowest, highest = int(index.min()), int(index.max())
         if lowest < low or highest >= stop:
             raise ValueError(f"{name} must be in [{low}, {stop}), got {lowest} .. {highest}")

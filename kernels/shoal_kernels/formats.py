@@ -109,18 +109,28 @@ def decode_q4nv(data: Tensor, scale_bytes: Tensor) -> Tensor:
 
 def dequantise_fp8_weight(data: Tensor, scale_bytes: Tensor) -> Tensor:
     """FP8 weight [out, in] with one ue8m0 scale per 32x32 block [ceil(out/32), ceil(in/32)] -> float32 [out, in]."""
+    check_fp8_scale(data, scale_bytes)
     rows, columns = data.shape
-    want = [-(-rows // WEIGHT_BLOCK), -(-columns // WEIGHT_BLOCK)]
-    if list(scale_bytes.shape) != want:
-        raise ValueError(f"scale of an FP8 weight {[rows, columns]} must be {want}, got {list(scale_bytes.shape)}")
     scale = decode_ue8m0(scale_bytes)
     scale = scale.repeat_interleave(WEIGHT_BLOCK, 0)[:rows].repeat_interleave(WEIGHT_BLOCK, 1)[:, :columns]
     return decode_e4m3(data) * scale
 
 
-def dequantise_fp4_weight(packed: Tensor, scale_bytes: Tensor) -> Tensor:
-    """FP4 expert weight [..., out, in/2] with ue8m0 scales [..., out, in/32] -> float32 [..., out, in]."""
+def check_fp8_scale(data: Tensor, scale_bytes: Tensor) -> None:
+    """Require one scale per 32x32 block of an FP8 weight [out, in]."""
+    want = [-(-size // WEIGHT_BLOCK) for size in data.shape]
+    if data.dim() != 2 or list(scale_bytes.shape) != want:
+        raise ValueError(f"scale of an FP8 weight {list(data.shape)} must be {want}, got {list(scale_bytes.shape)}")
+
+
+def check_fp4_scale(packed: Tensor, scale_bytes: Tensor) -> None:
+    """Require one scale per 32 values of an FP4 weight [..., out, in/2]."""
     want = [*packed.shape[:-1], packed.shape[-1] * 2 // WEIGHT_BLOCK]
     if packed.shape[-1] * 2 % WEIGHT_BLOCK or list(scale_bytes.shape) != want:
         raise ValueError(f"scale of an FP4 weight {list(packed.shape)} must be {want}, got {list(scale_bytes.shape)}")
+
+
+def dequantise_fp4_weight(packed: Tensor, scale_bytes: Tensor) -> Tensor:
+    """FP4 expert weight [..., out, in/2] with ue8m0 scales [..., out, in/32] -> float32 [..., out, in]."""
+    check_fp4_scale(packed, scale_bytes)
     return decode_q4ue(packed, scale_bytes)

@@ -38,11 +38,22 @@ class Implementation:
         return on_device and (self.precisions is None or precision.name in self.precisions)
 
 
-def _entry(op: str, function: str, *precisions: str) -> tuple[Implementation, ...]:
+_ON_HOST, _ON_DEVICE = ("exact", "kv", "served"), ("served_bf16",)
+# Triton's interpreter runs its kernels on host tensors, which is how tests run them without a GPU.
+_DEVICE_TYPES = {"tilelang": ("cuda",), "triton": ("cuda", "cpu")}
+
+
+def _entry(
+    op: str, function: str, *precisions: str, device: tuple[str, ...] = ("triton",)
+) -> tuple[Implementation, ...]:
     module = f"shoal_kernels.ops.{op}"
     return (
+        *(
+            Implementation(backend, f"{module}.{backend}:{function}", _DEVICE_TYPES[backend], _ON_DEVICE)
+            for backend in device
+        ),
         Implementation("cpu", f"{module}.cpu:{function}", ("cpu",), precisions or ("served",)),
-        Implementation("reference", f"{module}.reference:{function}", None, None),
+        Implementation("reference", f"{module}.reference:{function}", None, _ON_HOST),
     )
 
 

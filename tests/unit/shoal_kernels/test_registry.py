@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import logging
 
@@ -47,6 +48,12 @@ def test_every_implementation_of_an_op_takes_the_same_arguments() -> None:
         signatures = set()
         for entry in entries:
             module, _, function = entry.target.partition(":")
+            if entry.backend in ("triton", "tilelang") and not _is_installed(entry.backend, module):
+                continue
             parameters = inspect.signature(getattr(importlib.import_module(module), function)).parameters
             signatures.add(tuple(parameters))
         assert len(signatures) == 1, op
+
+
+def _is_installed(backend: str, module: str) -> bool:
+    return importlib.util.find_spec(backend) is not None and importlib.util.find_spec(module) is not None

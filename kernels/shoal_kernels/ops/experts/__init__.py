@@ -8,47 +8,95 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal_kernels.checks import check_index, check_rows, check_values
-from shoal_kernels.formats import dequantise_fp4_weight, dequantise_fp8_weight
+from shoal_kernels.checks import check_index, check_rows, check_values, check_wide
+from shoal_kernels.formats import (
+    WEIGHT_BLOCK,
+    check_fp4_scale,
+    check_fp8_scale,
+    dequantise_fp4_weight,
+    dequantise_fp8_weight,
+)
 from shoal_kernels.precision import Precision
 from shoal_kernels.registry import resolve
+
+Stored = tuple[Tensor, Tensor]
+"""A weight as the checkpoint holds it: data, scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Weights of the experts of one layer, prepared for `experts`. Build it with the class methods.
+    """Weights of the experts of one layer, prepared for `experts`, in one of two forms, by the static methods.
 
+    Values (precisions that hold activations in float32 or float64), without scales:
     gate_up  float32 [E, D, 2*I], contiguous: w1 (gate) then w3 (up), transposed from the stored [I, D] each
     down     float32 [E, I, D], contiguous: w2, transposed from the stored [D, I]
+
+    Bytes (`keep_bytes`), as stored, w1 above w3:
+    FP4      gate_up uint8 [E, 2*I, D/2], gate_up_scale uint8 [E, 2*I, D/32]; down uint8 [E, D, I/2], down_scale
+             uint8 [E, D, I/32]
+    FP8      gate_up uint8 [1, 2*I, D], gate_up_scale uint8 [1, 2*I/32, D/32]; down uint8 [1, D, I], down_scale
+             uint8 [1, D/32, I/32]
     """
 
     gate_up: Tensor
     down: Tensor
+    gate_up_scale: Tensor | None = None
+    down_scale: Tensor | None = None
 
     @staticmethod
     def from_fp4(
-        w1: Sequence[tuple[Tensor, Tensor]], w3: Sequence[tuple[Tensor, Tensor]], w2: Sequence[tuple[Tensor, Tensor]]
+        w1: Sequence[Stored], w3: Sequence[Stored], w2: Sequence[Stored], *, keep_bytes: bool = False
     ) -> ExpertWeights:
         """(packed FP4 [out, in/2], ue8m0 scale [out, in/32]) of every expert, in expert order."""
+        if keep_bytes:
+            for pair in (*w1, *w3, *w2):
+                check_fp4_scale(*pair)
+            return ExpertWeights._from_bytes(w1, w3, w2)
         prepared = [[dequantise_fp4_weight(*pair) for pair in part] for part in (w1, w3, w2)]
-        return ExpertWeights._prepare(*prepared)
+        return ExpertWeights._from_values(*prepared)
 
     @staticmethod
-    def from_fp8(w1: tuple[Tensor, Tensor], w3: tuple[Tensor, Tensor], w2: tuple[Tensor, Tensor]) -> ExpertWeights:
+    def from_fp8(w1: Stored, w3: Stored, w2: Stored, *, keep_bytes: bool = False) -> ExpertWeights:
         """(e4m3 [out, in], ue8m0 scale per 32x32 block) of the shared expert."""
-        return ExpertWeights._prepare(*([dequantise_fp8_weight(*pair)] for pair in (w1, w3, w2)))
+        if keep_bytes:
+            for pair in (w1, w3, w2):
+                check_fp8_scale(*pair)
+            if w1[0].shape[0] % WEIGHT_BLOCK:
+                raise ValueError(f"the inner width must be a multiple of {WEIGHT_BLOCK}, got {w1[0].shape[0]}")
+            return ExpertWeights._from_bytes([w1], [w3], [w2])
+        return ExpertWeights._from_values(*([dequantise_fp8_weight(*pair)] for pair in (w1, w3, w2)))
 
     @staticmethod
-    def _prepare(w1: Sequence[Tensor], w3: Sequence[Tensor], w2: Sequence[Tensor]) -> ExpertWeights:
-        if not len(w1) == len(w2) == len(w3) >= 1:
-            raise ValueError(f"every expert needs w1, w2 and w3, got {len(w1)}, {len(w2)}, {len(w3)}")
+    def _from_values(w1: Sequence[Tensor], w3: Sequence[Tensor], w2: Sequence[Tensor]) -> ExpertWeights:
+        _check_counts(w1, w3, w2)
         gate_up = torch.stack([torch.cat((gate, up)).t() for gate, up in zip(w1, w3, strict=True)]).contiguous()
         return ExpertWeights(gate_up, torch.stack([down.t() for down in w2]).contiguous())
+
+    @staticmethod
+    def _from_bytes(w1: Sequence[Stored], w3: Sequence[Stored], w2: Sequence[Stored]) -> ExpertWeights:
+        _check_counts(w1, w3, w2)
+        pairs = list(zip(w1, w3, strict=True))
+        data, scale = (
+            torch.stack([torch.cat((gate[i].view(torch.uint8), up[i].view(torch.uint8))) for gate, up in pairs])
+            for i in (0, 1)
+        )
+        down, down_scale = (torch.stack([pair[i].view(torch.uint8) for pair in w2]) for i in (0, 1))
+        return ExpertWeights(data, down, scale, down_scale)
 
     @property
     def num_experts(self) -> int:
         """E."""
         return self.gate_up.shape[0]
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether the weights are held as stored rather than as values."""
+        return self.gate_up_scale is not None
+
+    @property
+    def dim(self) -> int:
+        """D: size of an input and an output row."""
+        return self.down.shape[1] if self.keeps_bytes else self.down.shape[2]
 
 
 def experts(
@@ -66,9 +114,11 @@ def experts(
     x        [R, D], not cast yet (Q8 is applied here)
     ids      int32 [R, k], distinct per row; weights [R, k]: the routing weights, applied before the down projection
     limit    clamp of gate (above) and up (both sides)
-    returns  [R, D], not rounded: every expert's output is rounded to bf16, their float32 sum is not
+    returns  [R, D] in the wide dtype, not rounded: every expert's output is rounded to bf16, their float32 sum is not
     raises   ValueError for shape, dtype or an id outside the experts
-    exact    all implementations agree bit for bit; a row depends on itself only
+    exact    a row depends on itself only, however many rows an expert receives; all implementations on the host agree
+             bit for bit. On an accelerator the sums over K have another fixed order: relative error against the host
+             below 1e-2 of the row's norm
     source   specification of the model, section 9
     """
     _check(x, ids, weights, expert_weights, precision)
@@ -103,7 +153,14 @@ def moe(
 
 
 def _check(x: Tensor, ids: Tensor, weights: Tensor, expert_weights: ExpertWeights, precision: Precision) -> None:
-    check_values("x", x, None, expert_weights.down.shape[2], precision=precision)
+    if expert_weights.keeps_bytes != precision.keeps_bytes:
+        raise ValueError(f"these weights were not prepared for precision {precision.name}")
+    check_values("x", x, None, expert_weights.dim, precision=precision)
     check_rows("ids", ids, x.shape[0], None, dtype=torch.int32)
-    check_values("weights", weights, x.shape[0], ids.shape[1], precision=precision)
+    check_wide("weights", weights, x.shape[0], ids.shape[1], precision=precision)
     check_index("ids", ids, 0, expert_weights.num_experts)
+
+
+def _check_counts(w1: Sequence[object], w3: Sequence[object], w2: Sequence[object]) -> None:
+    if not len(w1) == len(w2) == len(w3) >= 1:
+        raise ValueError(f"every expert needs w1, w2 and w3, got {len(w1)}, {len(w2)}, {len(w3)}")

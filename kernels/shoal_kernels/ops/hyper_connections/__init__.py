@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal_kernels.checks import check_rows, check_values
+from shoal_kernels.checks import check_rows, check_values, check_wide
 from shoal_kernels.precision import Precision
 from shoal_kernels.registry import resolve
 
@@ -48,7 +48,7 @@ def mix(
 
     streams     [R, N, D] in the precision's dtype
     iterations  Sinkhorn iterations, at least 1
-    returns     pre [R, N], post [R, N], comb [R, N, N] (row = source stream, column = destination), never rounded
+    returns     pre [R, N], post [R, N], comb [R, N, N] (row = source stream, column = destination), in the wide dtype
     raises      ValueError for shape or dtype
     exact       all implementations agree bit for bit
     source      specification of the model, section 5.1
@@ -65,7 +65,7 @@ def mix(
 def collapse(streams: Tensor, pre: Tensor, *, precision: Precision, backend: str | None = None) -> Tensor:
     """bf16(sum over n ascending of pre[n] * streams[n]).
 
-    streams [R, N, D], pre [R, N], both in the precision's dtype -> [R, D]. Exact. Source: section 5.1.
+    streams [R, N, D], pre [R, N] wide -> [R, D]. Exact. Source: section 5.1.
     """
     _check_streams(streams, pre, precision)
     result: Tensor = resolve("collapse", streams.device.type, precision, backend)(streams, pre, precision)
@@ -92,17 +92,17 @@ def expand(
 ) -> Tensor:
     """Destination stream k = bf16(post[k] * y + sum over j ascending of comb[j, k] * streams[j]).
 
-    y [R, D], streams [R, N, D], post [R, N], comb [R, N, N], all in the precision's dtype -> [R, N, D], a new tensor.
+    y [R, D], streams [R, N, D], post [R, N], comb [R, N, N], coefficients wide -> [R, N, D], a new tensor.
     Exact. Source: section 5.1.
     """
     _check_streams(streams, post, precision)
     rows, n, d = streams.shape
     check_values("y", y, rows, d, precision=precision)
-    check_values("comb", comb, rows, n, n, precision=precision)
+    check_wide("comb", comb, rows, n, n, precision=precision)
     result: Tensor = resolve("expand", streams.device.type, precision, backend)(y, streams, post, comb, precision)
     return result
 
 
 def _check_streams(streams: Tensor, coefficients: Tensor, precision: Precision) -> None:
     check_values("streams", streams, None, None, None, precision=precision)
-    check_values("coefficients", coefficients, streams.shape[0], streams.shape[1], precision=precision)
+    check_wide("coefficients", coefficients, streams.shape[0], streams.shape[1], precision=precision)

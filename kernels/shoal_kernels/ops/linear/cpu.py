@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from shoal_kernels.gemm_nb import gemm
 from shoal_kernels.jit import kernel
 from shoal_kernels.precision import Precision
 from shoal_kernels.threads import for_row_ranges
+
+if TYPE_CHECKING:
+    from shoal_kernels.ops.linear import LinearWeight
 
 
 @kernel("void(f4[:, ::1], f4[:, :, ::1], b1, b1, f4[:, ::1])")
@@ -41,11 +44,11 @@ def _linear(x: Any, data: Any, cast: Any, round_out: Any, out: Any) -> None:
                 row[n] = bf16(row[n])
 
 
-def linear(x: Tensor, data: Tensor, cast: bool, round_out: bool, precision: Precision) -> Tensor:
-    """x [R, G*K], data [G, K, N] -> [R, G*N]."""
-    out = torch.empty(x.shape[0], data.shape[0] * data.shape[2])
-    source, weight, target = x.contiguous().numpy(), data.numpy(), out.numpy()
+def linear(x: Tensor, weight: LinearWeight, cast: bool, round_out: bool, precision: Precision) -> Tensor:
+    """x [R, G*K], values [G, K, N] -> [R, G*N]."""
+    out = torch.empty(x.shape[0], weight.out_features)
+    source, data, target = x.contiguous().numpy(), weight.data.numpy(), out.numpy()
     for_row_ranges(
-        x.shape[0], lambda first, last: _linear(source[first:last], weight, cast, round_out, target[first:last])
+        x.shape[0], lambda first, last: _linear(source[first:last], data, cast, round_out, target[first:last])
     )
     return out

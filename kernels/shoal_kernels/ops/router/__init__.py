@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal_kernels.checks import check_range, check_rows, check_values
+from shoal_kernels.checks import check_range, check_rows, check_wide
 from shoal_kernels.precision import Precision
 from shoal_kernels.registry import resolve
 
@@ -15,16 +15,16 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """The k experts of every row and their weights. Score s = sqrt(softplus(logit)).
 
-    logits   [R, E] in the precision's dtype
+    logits   [R, E] in the precision's wide dtype
     bias     float32 [E], or [R, E] where rows differ (image tokens); moves the choice, never the weights
     k        1 <= k <= E
     returns  ids int32 [R, k], largest s + bias first, on a tie the smaller id;
-             weights [R, k] in the precision's dtype = s / (sum of the chosen s + 1e-20) * scale
+             weights [R, k] in the wide dtype = s / (sum of the chosen s + 1e-20) * scale
     raises   ValueError for shape, dtype or k
     exact    all implementations agree bit for bit
     source   specification of the model, section 9
     """
-    check_values("logits", logits, None, None, precision=precision)
+    check_wide("logits", logits, None, None, precision=precision)
     experts = logits.shape[1]
     check_range("k", k, 1, experts)
     if bias.dim() == 1:
