@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Pieces that the Triton kernels share: number formats, dot products, launch options.
 
 Kernels that give the bits of the host are launched with `EXACT_OPTIONS`: without fused multiply-add, a product and a
@@ -32,7 +33,7 @@ def dot(a, b, acc):
 
 @triton.jit
 def round_bf16(x):
-    """float32 -> the nearest bfloat16, ties to even. The interpreter's own cast truncates, so there bits are rounded."""
+    """float32 -> the nearest bfloat16, ties to even. The interpreter's own cast truncates, so bits are rounded."""
     if _INTERPRETED:
         bits = x.to(tl.int32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
