@@ -188,9 +188,12 @@ def best_of_tile(z, first, low, high, k0, k1, greedy, SLICE: tl.constexpr):
     seen = token
     more = tl.max(_may_win(second, value, greedy), 0)
     while more > 0:
-        # `more` is 1 here; that the compiler does not know it keeps it from holding the first look's noise for this one.
-        key = k0 + (more - 1).to(tl.uint32)
-        score, found, seen, second = _pass(z, first, low, high, key, k1, greedy, score, seen, False, SLICE)
+        # `more` is 1 here; as the compiler does not know that, it cannot hold the first look's noise for this one.
+        zero = more - 1
+        u = zero.to(tl.uint32)
+        score, found, seen, second = _pass(
+            z, first + zero, low + u, high + u, k0 + u, k1 + u, greedy, score, seen, False, SLICE
+        )
         other = tl.where(score > float("-inf"), found + noise_of(seen, low, high, k0, k1), float("-inf"))
         better = (greedy == 0) & ((other > value) | ((other == value) & (seen < token)))
         value, token = tl.where(better, other, value), tl.where(better, seen, token)
