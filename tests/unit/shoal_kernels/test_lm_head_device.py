@@ -24,8 +24,9 @@ def how(rows: int) -> tuple[list[RowSampling], Tensor, Tensor, Tensor, Tensor]:
     settings = [RowSampling(temperature=(1.0, 0.0, 0.7, 1.3)[i % 4]) for i in range(rows)]
     seeds = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(rows))
     greedy = torch.tensor([row.is_greedy for row in settings], dtype=torch.bool)
-    tensors = (inverse_temperatures(settings), seeds, torch.arange(rows) * 3, greedy)
-    return settings, *(tensor.to(DEVICE) for tensor in tensors)
+    positions = torch.arange(rows) * 3
+    inverse = inverse_temperatures(settings)
+    return settings, inverse.to(DEVICE), seeds.to(DEVICE), positions.to(DEVICE), greedy.to(DEVICE)
 
 
 @pytest.mark.parametrize("shape", [(0, 512, 128), *SHAPES])
