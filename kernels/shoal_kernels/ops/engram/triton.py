@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import EXACT_OPTIONS, decode_ue8m0, round_bf16
-from shoal_kernels.triton_rows import from_e4m3, rsqrt, sigmoid
+from shoal_kernels.triton_rows import aligned, from_e4m3, rsqrt, sigmoid
 
 if TYPE_CHECKING:
     from shoal_kernels.ops.engram import EngramTable
@@ -94,7 +94,7 @@ def engram_gate(
 ) -> Tensor:
     """streams [R, N, D], kv [R, (N+1)*D], weight [N, D], skip [R] -> [R, N, D]."""
     rows, n, dim = streams.shape
-    streams, kv, weight, skip = (x.contiguous() for x in (streams, kv, weight, skip))
+    streams, kv, weight, skip = (aligned(x) for x in (streams, kv, weight, skip))
     out = torch.empty_like(streams)
     if rows:
         head = triton.next_power_of_2(dim + 1) // 2
