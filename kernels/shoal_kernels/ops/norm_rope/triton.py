@@ -58,13 +58,13 @@ def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.const
                FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
                TO_RECORD: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    if UNITS % 16 == 0:
-        out = tl.multiple_of(out, 16)
     even, odd = load_pairs(x + row * x_steps * STEP, DIM, PAIRS)
     even, odd = norm_pairs(even, odd, weight, eps, DIM, PAIRS)
     angles = cos_sin + tl.load(positions + row) * (2 * FREQUENCIES)
     even, odd = rotate_pairs(even, odd, angles, FREQUENCIES, DIM, PAIRS)
     target = out + row * UNITS
+    if UNITS % 16 == 0:
+        target = tl.multiple_of(target, 16)
     if TO_RECORD:
         store_record(even, odd, target, target + DIM, WINDOW, DIM, PAIRS)
     else:
