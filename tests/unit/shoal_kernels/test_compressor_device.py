@@ -30,10 +30,10 @@ class _Problem:
         if kept:
             self.members[0, ::3] = torch.arange(groups)[::3] % kept
         self.weight, self.positions = normal(dim, seed=7), torch.arange(groups) * ratio
-        self.blocks, self.slots = torch.randperm(groups, generator=torch.Generator().manual_seed(1)) // 8, None
-        self.slots = torch.arange(groups)[torch.argsort(torch.argsort(self.blocks, stable=True))] % 8
+        places = torch.randperm(groups, generator=torch.Generator().manual_seed(1))
+        self.blocks, self.slots = places // 8, places % 8
         self.table = plain_rope_table(16, 10000.0, 1 << 17)
-        self.table.cover(self.positions.max().item() if groups else 0, DEVICE)
+        self.table.cover(ratio * groups, DEVICE)
 
     def pages(self, precision: Precision, device: str) -> tuple[PagedRows, PagedRows]:
         blocks = max(1, -(-self.groups // 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 
 import pytest
 from support.compile_triton import compile_ptx
@@ -45,7 +46,7 @@ def test_the_engram_gate_compiles_for_sm100() -> None:
     _compile("engram", "_gate", signature, {"STREAMS": 4, "DIM": 5120, "HEAD": 4096, "TAIL": 1024})
 
 
-def _compile(op: str, kernel: str, signature: dict[str, str], constants: dict[str, object]) -> str:
+def _compile(op: str, kernel: str, signature: Mapping[str, str], constants: Mapping[str, object]) -> str:
     whole = {**signature, **dict.fromkeys(constants, "constexpr")}
     ptx = compile_ptx(f"shoal_kernels.ops.{op}.triton", kernel, whole, constants, capability=100, num_warps=4)
     assert ".target sm_100a" in ptx

@@ -176,7 +176,9 @@ def rms_norm_cast(x: Tensor, weight: Tensor, eps: float, precision: Precision) -
     return _run_norm(x, weight, eps, precision.cast_activations)
 
 
-def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, in_place: bool, precision: Precision) -> Tensor:
+def rope(
+    x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, precision: Precision, in_place: bool = False
+) -> Tensor:
     """x [R, H, d], cos_sin [length, 2F] -> [R, H, d]."""
     return _run_rope(x, positions, cos_sin, inverse, in_place, False)
 
