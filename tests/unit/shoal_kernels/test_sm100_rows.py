@@ -42,6 +42,8 @@ def test_the_engram_gate_compiles_for_sm100() -> None:
         "rms_eps": "fp32",
         "root": "fp32",
         "out": "*bf16",
+        "rows": "i32",
+        "rows_each": "i32",
     }
     _compile("engram", "_gate", signature, {"STREAMS": 4, "DIM": 5120, "HEAD": 4096, "TAIL": 1024})
 
