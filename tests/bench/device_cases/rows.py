@@ -6,8 +6,9 @@ what a launch costs. Every set of inputs has its own outputs, so that what is wr
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from bench.device_case import Case
@@ -61,7 +62,28 @@ def cases() -> Iterator[Case]:
                 runs=[_keeping(make()) for _ in range(count)],
                 bytes=num_bytes,
                 target=_TARGET if num_bytes >= _JUDGED_FROM_BYTES else None,
+                peers=_peers(kernel, rows),
             )
+
+
+def _peers(kernel: object, rows: int) -> Mapping[str, Call]:
+    """The same work by the public TileKernels wheel, where it is installed; its inputs stay in the cache."""
+    try:
+        tile_kernels = importlib.import_module("tile_kernels")
+    except ImportError:
+        return {}
+    if kernel is _engram_gate:
+        streams, kv = _values(rows, _STREAMS, _HIDDEN), _values(rows, _STREAMS + 1, _HIDDEN)
+        weight = _wide(_STREAMS, _HIDDEN)
+        gate = tile_kernels.engram.engram_gate_fwd
+        return {"TileKernels": lambda: gate(streams, kv, weight, _EPS, 1e-6, save_for_backward=False)}
+    if kernel is _rope_in_place:
+        positions, table = _positions(rows)
+        angles = table.cos_sin(positions, torch.float32)
+        q = _queries(rows)[:, : _HEADS * _HEAD].view(rows, _HEADS, _HEAD)[..., -_ROPE:]
+        rotary = tile_kernels.transform.apply_rotary
+        return {"TileKernels": lambda: rotary(q, angles, positions=positions, interleaved=True)}
+    return {}
 
 
 def _keeping(call: Call) -> Call:
