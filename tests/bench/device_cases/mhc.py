@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from bench.device_case import Case
@@ -42,9 +43,10 @@ def cases() -> Iterator[Case]:
         inputs = [_inputs(rows) for _ in range(max(2, min(MOST_SETS, ROTATED_BYTES // (rows * 11 * row) + 1)))]
         runs: dict[str, list[Callable[[], object]]] = {name: [] for name in moved}
         for i, (y, streams, pre, post, comb) in enumerate(inputs):
-            on = {"precision": SERVED_BF16}
-            step = {"iterations": 20, "eps": 1e-6, "rms_eps": 1e-20, **on}
-            runs["mHC mix"].append(partial(mix, streams, weights[i % LAYERS], **step))
+            on: dict[str, Any] = {"precision": SERVED_BF16}
+            runs["mHC mix"].append(
+                partial(mix, streams, weights[i % LAYERS], iterations=20, eps=1e-6, rms_eps=1e-20, **on)
+            )
             runs["mHC expand + norm + cast"].append(
                 partial(expand_norm, y, streams, post, comb, pre, norm, 1e-20, cast=True, **on)
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from shoal_kernels import SERVED, SERVED_BF16
@@ -23,6 +25,8 @@ N = 4
 SIZES = (32, 96, 128, 256)  # D: less than a segment of K, not a power of two, tiny and nano
 RELEASED = 5120
 ITERATIONS = 20
+ON_DEVICE: dict[str, Any] = {"precision": SERVED_BF16, "backend": "triton"}
+ON_HOST: dict[str, Any] = {"precision": SERVED}
 
 
 def _streams(rows: int, d: int, seed: int) -> Tensor:
@@ -36,9 +40,16 @@ def _mix(streams: Tensor, weight: MixWeight, *, on_device: bool) -> tuple[Tensor
         iterations=ITERATIONS,
         eps=1e-6,
         rms_eps=1e-20,
-        precision=SERVED_BF16 if on_device else SERVED,
-        backend="triton" if on_device else None,
+        **(ON_DEVICE if on_device else ON_HOST),
     )
+
+
+def _fused(
+    y: Tensor, streams: Tensor, post: Tensor, comb: Tensor, pre: Tensor, weight: Tensor, **where: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    after, normed, q8 = expand_norm(y, streams, post, comb, pre, weight, 1e-20, cast=True, **where)
+    assert q8 is not None
+    return after, normed, q8
 
 
 def _stored(d: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,23 +103,23 @@ def test_mix_of_released_size_is_near_the_host(rows: int) -> None:
 
 
 def _check_rows(rows: int, d: int) -> None:
-    y, streams, post, comb, pre, weight = _inputs(rows, d, seed=rows)
-    host = [t.float().cpu() for t in (y, streams, post, comb, pre, weight)]
-    on, off = {"precision": SERVED_BF16, "backend": "triton"}, {"precision": SERVED}
-    after = expand(y, streams, post, comb, **on)
-    assert_equal_bits(after.float(), expand(*host[:4], **off))
-    assert_equal_bits(collapse(streams, pre, **on).float(), collapse(host[1], host[4], **off))
-    normed = collapse_norm(streams, pre, weight, 1e-20, **on)
-    _assert_near(normed, collapse_norm(host[1], *host[4:], 1e-20, **off))
-    again, q8 = collapse_norm_cast(streams, pre, weight, 1e-20, **on)
+    device = _inputs(rows, d, seed=rows)
+    y, streams, post, comb, pre, weight = device
+    host_y, host_streams, host_post, host_comb, host_pre, host_weight = host = [t.float().cpu() for t in device]
+    after = expand(y, streams, post, comb, **ON_DEVICE)
+    assert_equal_bits(after.float(), expand(host_y, host_streams, host_post, host_comb, **ON_HOST))
+    assert_equal_bits(collapse(streams, pre, **ON_DEVICE).float(), collapse(host_streams, host_pre, **ON_HOST))
+    normed = collapse_norm(streams, pre, weight, 1e-20, **ON_DEVICE)
+    _assert_near(normed, collapse_norm(host_streams, host_pre, host_weight, 1e-20, **ON_HOST))
+    again, q8 = collapse_norm_cast(streams, pre, weight, 1e-20, **ON_DEVICE)
     assert_equal_bits(again, normed)
-    assert torch.equal(q8.float().cpu(), casts.cast_q8(normed.float().cpu(), precision=SERVED))
-    fused = expand_norm(y, streams, post, comb, pre, weight, 1e-20, cast=True, **on)
-    assert_equal_bits(fused, (after, *collapse_norm_cast(after, pre, weight, 1e-20, **on)))
-    without = expand_norm(y, streams, post, comb, pre, weight, 1e-20, cast=False, **on)
+    assert torch.equal(q8.float().cpu(), casts.cast_q8(normed.float().cpu(), **ON_HOST))
+    fused = _fused(*device, **ON_DEVICE)
+    assert_equal_bits(fused, (after, *collapse_norm_cast(after, pre, weight, 1e-20, **ON_DEVICE)))
+    without = expand_norm(y, streams, post, comb, pre, weight, 1e-20, cast=False, **ON_DEVICE)
     assert without[2] is None
     assert_equal_bits(without[:2], fused[:2])
-    _assert_near(fused[1], expand_norm(*host, 1e-20, cast=True, **off)[1])
+    _assert_near(fused[1], _fused(*host, **ON_HOST)[1])
 
 
 @pytest.mark.parametrize("d", SIZES)
@@ -129,17 +140,15 @@ def test_huge_and_tiny_rows_stay_finite() -> None:
     for scale in (1e16, 1e-18, 0.0):
         streams = (normal(3, N, 64, seed=4) * scale).to(torch.bfloat16).to(DEVICE)
         pre, post, comb = _mix(streams, _weight(64), on_device=True)
-        on = {"precision": SERVED_BF16, "backend": "triton"}
         weight = torch.ones(64, device=DEVICE)
-        outputs = expand_norm(streams[:, 0].contiguous(), streams, post, comb, pre, weight, 1e-20, cast=True, **on)
+        outputs = _fused(streams[:, 0].contiguous(), streams, post, comb, pre, weight, **ON_DEVICE)
         for tensor in (pre, post, comb, *outputs):
             assert torch.isfinite(tensor).all()
 
 
 def _chain(streams: Tensor, y: Tensor, weight: MixWeight, norm: Tensor) -> tuple[Tensor, ...]:
     pre, post, comb = _mix(streams, weight, on_device=True)
-    fused = expand_norm(y, streams, post, comb, pre, norm, 1e-20, cast=True, precision=SERVED_BF16, backend="triton")
-    return pre, post, comb, *fused
+    return pre, post, comb, *_fused(y, streams, post, comb, pre, norm, **ON_DEVICE)
 
 
 def _check_independence(rows: int, d: int, sizes: tuple[int, ...]) -> None:
