@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton linear: the weight is dequantised to bfloat16 in registers, where it feeds the tensor cores as their A operand.
+"""Triton linear: the weight, dequantised to bfloat16 in registers, feeds the tensor cores as their A operand.
 
 e4m3 times a power of two is exact in bfloat16, so the product has the operands of the host's, and only the order of the
 float32 sum over K differs. out^T = W x^T: outputs are the M dimension of the instruction and rows its N dimension, so
@@ -88,8 +88,9 @@ def _segment(x, data, scale, n, k_first, k_stop, depth, scale_columns, QUANTISED
 
 
 @triton.jit
-def _linear(x, data, scale, out, x_stride, rows, columns, depth, scale_columns, segment, segments, QUANTISED: tl.constexpr,
-            MERGED: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+def _linear(x, data, scale, out, x_stride, rows, columns, depth, scale_columns, segment, segments,
+            QUANTISED: tl.constexpr, MERGED: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr,
+            COLUMNS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     """One tile of out [rows, groups * columns], or of partial sums float32 [segments, rows, groups * columns].
 
     grid  (tiles of rows, groups * tiles of columns, 1 if MERGED else segments)
