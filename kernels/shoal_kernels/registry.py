@@ -63,7 +63,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "encode_records": _entry("records", "encode_records"),
     "decode_records": _entry("records", "decode_records"),
     "write_records": _entry("records", "write_records"),
-    "linear": _entry("linear", "linear"),
+    "linear": _entry("linear", "linear", device=("tilelang", "triton")),
     "rms_norm": _entry("norm_rope", "rms_norm"),
     "rms_norm_rope": _entry("norm_rope", "rms_norm_rope"),
     "rope": _entry("norm_rope", "rope"),
