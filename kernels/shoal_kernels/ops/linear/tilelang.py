@@ -34,6 +34,8 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     from tilelang.layout import make_swizzled_layout
 
     R, STEP, STAGES = plan.rows, plan.step, plan.stages
+    # Blocks that share a multiprocessor have a producer of one warp; alone it is a warpgroup, which can give registers.
+    THREADS = 384 if plan.blocks == 1 else 288
     direct = wide or not plan.merged
     summed = plan.merged and segmented
     part_rows = min(R, 128)
@@ -49,6 +51,36 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         for n in {R, STEP}
     }
 
+    @T.macro
+    def fetch(operand, i, w_shared, factors, full):
+        """The weight tile of step i, dequantised into registers."""
+        tx = T.get_thread_binding()
+        T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
+        T.call_extern(
+            "handle", f"shoal_dequantise<{STEP}>", T.access_ptr(w_shared[i % STAGES, tx // 128 * 64, 0], "r"),
+            T.access_ptr(factors[tx // 64 * pitch + i * (STEP // 32)], "r"), T.access_ptr(operand, "w"),
+        )  # fmt: skip
+
+    @T.macro
+    def multiply(operand, i, x_shared, sums):
+        """Start the product of step i."""
+        T.wgmma_gemm(operand, x_shared[i % STAGES, :, :], sums, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+
+    @T.macro
+    def multiply_shared(i, w_shared, x_shared, sums, full):
+        T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
+        T.wgmma_gemm(
+            w_shared[i % STAGES, :, :], x_shared[i % STAGES, :, :], sums, transpose_B=True,
+            policy=T.GemmWarpPolicy.FullRow,
+        )  # fmt: skip
+
+    @T.macro
+    def release(i, empty):
+        """Wait for the product of step i and give its stage back: one arrival per warp."""
+        T.wait_wgmma(0)
+        if T.get_thread_binding() % 32 == 0:
+            T.mbarrier_arrive(empty[i % STAGES])
+
     @T.prim_func
     def linear_kernel(
         x: T.StridedTensor((rows, x_width), (x_stride, 1), T.bfloat16),
@@ -60,33 +92,38 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         segment_count: T.int32,
     ):
         with T.Kernel(
-            T.ceildiv(rows, R), T.ceildiv(width, TILE_COLUMNS), 1 if plan.merged else segment_count, threads=384
+            T.ceildiv(rows, R), T.ceildiv(width, TILE_COLUMNS), 1 if plan.merged else segment_count, threads=THREADS
         ) as (bx, by, bz):
             x_shared = T.alloc_shared((STAGES, R, STEP), T.bfloat16)
             w_shared = T.alloc_shared((STAGES, TILE_COLUMNS, STEP), T.uint8 if quantised else T.bfloat16)
             factors = T.alloc_shared((4 * pitch if quantised else 4,), T.uint32)
             o_shared = T.alloc_shared((2, 16 if direct else part_rows, 64), T.bfloat16)
-            operand = T.alloc_fragment((TILE_COLUMNS, STEP), T.bfloat16)
+            even = T.alloc_fragment((TILE_COLUMNS, STEP), T.bfloat16)
+            odd = T.alloc_fragment((TILE_COLUMNS, STEP), T.bfloat16)
             sums = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
             total = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
-            full = T.alloc_barrier([128] * STAGES)
-            empty = T.alloc_barrier([256] * STAGES)
+            full = T.alloc_barrier([THREADS - 256] * STAGES)
+            empty = T.alloc_barrier([8] * STAGES)
             T.annotate_layout(
                 {o_shared: make_swizzled_layout(o_shared), sums: fragment[R], total: fragment[R]}
-                | ({w_shared: make_swizzled_layout(w_shared), operand: fragment[STEP]} if quantised else {})
+                | (
+                    {w_shared: make_swizzled_layout(w_shared), even: fragment[STEP], odd: fragment[STEP]}
+                    if quantised
+                    else {}
+                )
             )
             if plan.blocks > 1:
                 T.annotate_min_blocks_per_sm(plan.blocks)
             T.import_source(SOURCE)
             tx = T.get_thread_binding()
             warpgroup = tx // 128
-            steps = T.ceildiv(depth, STEP)
+            steps = T.ceildiv(depth, 2 * STEP) * 2
             first = 0 if plan.merged else bz * segment_steps
             count = steps if plan.merged else T.min(segment_steps, steps - first)
             if quantised:
                 T.call_extern(
                     "handle", "shoal_factors", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch, by * 4,
-                    scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, 384,
+                    scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, THREADS,
                 )  # fmt: skip
                 T.sync_threads()
             with T.ws(2):
@@ -111,29 +148,24 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                     T.inc_max_nreg(240)
                 if summed:
                     T.clear(total)
+                if quantised:
+                    fetch(even, 0, w_shared, factors, full)
                 for s in T.serial(segment_count if summed else 1):
                     T.clear(sums)
-                    for j in T.serial(T.min(segment_steps, steps - s * segment_steps) if summed else count):
-                        i = s * segment_steps + j
-                        stage = i % STAGES
-                        T.mbarrier_wait_parity(full[stage], (i // STAGES) & 1)
+                    for pair in T.serial((T.min(segment_steps, steps - s * segment_steps) if summed else count) // 2):
+                        i = s * segment_steps + pair * 2
                         if quantised:
-                            T.call_extern(
-                                "handle", f"shoal_dequantise<{STEP}>",
-                                T.access_ptr(w_shared[stage, warpgroup * 64, 0], "r"),
-                                T.access_ptr(factors[(tx // 64) * pitch + i * (STEP // 32)], "r"),
-                                T.access_ptr(operand, "w"),
-                            )  # fmt: skip
-                            T.wgmma_gemm(
-                                operand, x_shared[stage, :, :], sums, transpose_B=True, policy=T.GemmWarpPolicy.FullRow
-                            )
+                            multiply(even, i, x_shared, sums)
+                            fetch(odd, i + 1, w_shared, factors, full)
+                            release(i, empty)
+                            multiply(odd, i + 1, x_shared, sums)
+                            if i + 2 < count:
+                                fetch(even, i + 2, w_shared, factors, full)
+                            release(i + 1, empty)
                         else:
-                            T.wgmma_gemm(
-                                w_shared[stage, :, :], x_shared[stage, :, :], sums, transpose_B=True,
-                                policy=T.GemmWarpPolicy.FullRow,
-                            )  # fmt: skip
-                        T.wait_wgmma(0)
-                        T.mbarrier_arrive(empty[stage])
+                            for half in T.unroll(2):
+                                multiply_shared(i + half, w_shared, x_shared, sums, full)
+                                release(i + half, empty)
                     if summed:
                         for n, r in T.Parallel(TILE_COLUMNS, R):
                             total[n, r] += sums[n, r]

@@ -63,4 +63,4 @@ def plan(tile: int, merged: bool, quantised: bool) -> Plan:
     weight_bytes = TILE_COLUMNS * step * (1 if quantised else 2)
     fixed = 8 * 1024 + 2 * min(tile, 128) * 128 + 2048
     stages = (_SHARED_BYTES // blocks - fixed) // (weight_bytes + tile * step * 2)
-    return Plan(tile, step, min(stages, 6), blocks, merged)
+    return Plan(tile, step, 8 if stages >= 8 else 4, blocks, merged)

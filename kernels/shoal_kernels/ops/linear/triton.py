@@ -121,7 +121,7 @@ def _linear(x, data, scale, out, x_stride, rows, columns, depth, scale_columns, 
         tl.store(out + tl.program_id(2).to(tl.int64) * rows * width + places, total, mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _merge(partial, out, size, segments, ROUND: tl.constexpr, BLOCK: tl.constexpr):
     """out [size] = the sum of partial float32 [segments, size] in the order of the segments."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
