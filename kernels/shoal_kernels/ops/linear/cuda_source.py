@@ -61,4 +61,29 @@ __device__ __forceinline__ void shoal_store_transposed(const float* sums, int pa
                  : "memory");
   }
 }
+
+// Where the A operand cannot come from registers (SM100): 128 threads write a tile [128, STEP] of e4m3 as bfloat16,
+// both swizzled as the copy engine swizzles their rows. A thread has one row of the tile.
+template <int STEP>
+__device__ __forceinline__ void shoal_dequantise_tile(const unsigned char* tile, const unsigned* factors, int pitch,
+                                                      void* out) {
+  static_assert(STEP == 64, "one row is 64 bytes of e4m3 and 128 of bfloat16");
+  const int row = threadIdx.x & 127;
+#pragma unroll
+  for (int chunk = 0; chunk < 4; ++chunk) {
+    const uint4 stored = *reinterpret_cast<const uint4*>(tile + row * 64 + ((chunk ^ ((row >> 1) & 3)) * 16));
+    const unsigned words[4] = {stored.x, stored.y, stored.z, stored.w};
+    const unsigned factor = factors[row / 32 * pitch + chunk / 2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint4 values;
+      values.x = shoal_decode_pair(words[half * 2] & 0xffff, factor);
+      values.y = shoal_decode_pair(words[half * 2] >> 16, factor);
+      values.z = shoal_decode_pair(words[half * 2 + 1] & 0xffff, factor);
+      values.w = shoal_decode_pair(words[half * 2 + 1] >> 16, factor);
+      const int place = row * 128 + (((chunk * 2 + half) ^ (row & 7)) * 16);
+      *reinterpret_cast<uint4*>(static_cast<char*>(out) + place) = values;
+    }
+  }
+}
 """

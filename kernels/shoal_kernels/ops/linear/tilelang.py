@@ -13,16 +13,15 @@ import torch
 import triton
 from torch import Tensor
 
+from shoal_kernels.ops.linear import sm100
 from shoal_kernels.ops.linear import triton as plain
 from shoal_kernels.ops.linear.cuda_source import SOURCE
 from shoal_kernels.ops.linear.segments import segment_depth
-from shoal_kernels.ops.linear.tiles import TILE_COLUMNS, Plan, choose
+from shoal_kernels.ops.linear.tiles import MOST_DEPTH, TILE_COLUMNS, Plan, choose
 from shoal_kernels.precision import Precision
 
 if TYPE_CHECKING:
     from shoal_kernels.ops.linear import LinearWeight
-
-_MOST_DEPTH = 16384
 
 
 def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
@@ -39,7 +38,7 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     direct = wide or not plan.merged
     summed = plan.merged and segmented
     part_rows = min(R, 128)
-    pitch = _MOST_DEPTH // 32
+    pitch = MOST_DEPTH // 32
     rows, width, depth, x_width, x_stride = (T.dynamic(n) for n in ("rows", "width", "depth", "x_width", "x_stride"))
     scale_rows, scale_columns, segments = (T.dynamic(n) for n in ("scale_rows", "scale_columns", "segments"))
     out_shape = (rows, width) if plan.merged else (segments, rows, width)
@@ -208,7 +207,7 @@ def compiled(plan: Plan, quantised: bool, wide: bool, segmented: bool, arch: str
 
     target = {"kind": "cuda", "arch": arch}
     with Target(target):
-        program = _program(plan, quantised, wide, segmented)
+        program = (_program if arch == "sm_90a" else sm100.program)(plan, quantised, wide, segmented)
     # Barriers are explicit here; what the compiler would add between the roles of the warpgroups would stop them.
     options = {
         "tl.disable_thread_storage_sync": True,
@@ -221,7 +220,7 @@ def compiled(plan: Plan, quantised: bool, wide: bool, segmented: bool, arch: str
 def serves(width: int, groups: int, depth: int) -> bool:
     """Whether the copy engine takes these sizes and groups do not share a tile; else the Triton kernel is used."""
     separate = groups == 1 or (width // groups % TILE_COLUMNS == 0 and depth % 128 == 0)
-    return separate and depth % 64 == 0 and depth <= _MOST_DEPTH and width % 8 == 0
+    return separate and depth % 64 == 0 and depth <= MOST_DEPTH and width % 8 == 0
 
 
 def linear(x: Tensor, weight: "LinearWeight", cast: bool, round_out: bool, precision: Precision) -> Tensor:

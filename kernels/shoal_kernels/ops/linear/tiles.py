@@ -7,6 +7,8 @@ from functools import cache
 
 TILE_COLUMNS = 128
 """Outputs of one block: two warpgroups of 64."""
+MOST_DEPTH = 16384
+"""K that the scales of one tile have room for."""
 _MULTIPROCESSORS = 132
 _SHARED_BYTES = 220 * 1024
 _TILES = (16, 32, 48, 64, 96, 128, 192, 256)
