@@ -81,8 +81,9 @@ def _gate_up(
         word = words + block * (WORDS * 16 * step)
         scale = scales + block * (8 * step)
         if FP4:
-            gate_a, gate_b = load_words(word, gates, inside, MASK_M), load_words(word + 16 * step, gates, inside, MASK_M)
-            up_a, up_b = load_words(word, ups, inside, MASK_M), load_words(word + 16 * step, ups, inside, MASK_M)
+            second = word + 16 * step
+            gate_a, gate_b = load_words(word, gates, inside, MASK_M), load_words(second, gates, inside, MASK_M)
+            up_a, up_b = load_words(word, ups, inside, MASK_M), load_words(second, ups, inside, MASK_M)
             gate_c, up_c = fp4_rest(gate_a, gate_b), fp4_rest(up_a, up_b)
         for plane in tl.static_range(8):
             values = _load_rows(x, offsets, valid, block * 256 + plane * 32, depth, MASK_K)
@@ -199,7 +200,7 @@ def _apply(
     unused = starts
     common = {
         "ROUTED": order is not None, "FP4": expert_weights.down.shape[2] == FP4_WORDS, "BLOCK_N": block_n,
-        "EXPERTS": triton.next_power_of_2(count), "num_warps": 8 if block_n > 64 else 4, "num_stages": 3,
+        "EXPERTS": triton.next_power_of_2(count), "num_warps": 8 if block_n > 64 else 4, "num_stages": 2,
     }  # fmt: skip
     block_m = 128
     _gate_up[(triton.cdiv(inner, block_m), tiles)](

@@ -12,12 +12,8 @@ _INTERPRETED = tl.constexpr(IS_INTERPRETED)
 
 # One pair of bfloat16 each: bring the bits to their place, mask them, multiply by the scale.
 _IN_PLACE = tl.constexpr("{.reg .b32 t; and.b32 t, $1, 0x81C081C0; mul.rn.bf16x2 $0, t, $2;}")
-_TURN_6 = tl.constexpr(
-    "{.reg .b32 t; shf.r.wrap.b32 t, $1, $1, 6; and.b32 t, t, 0x81C081C0; mul.rn.bf16x2 $0, t, $2;}"
-)
-_TURN_4 = tl.constexpr(
-    "{.reg .b32 t; shf.r.wrap.b32 t, $1, $1, 4; and.b32 t, t, 0x81C081C0; mul.rn.bf16x2 $0, t, $2;}"
-)
+_TURN_6 = tl.constexpr("{.reg .b32 t; shf.r.wrap.b32 t, $1, $1, 6; and.b32 t, t, 0x81C081C0; mul.rn.bf16x2 $0, t, $2;}")
+_TURN_4 = tl.constexpr("{.reg .b32 t; shf.r.wrap.b32 t, $1, $1, 4; and.b32 t, t, 0x81C081C0; mul.rn.bf16x2 $0, t, $2;}")
 _LEFT_6 = tl.constexpr("{.reg .b32 t; shl.b32 t, $1, 6; and.b32 t, t, 0x81C081C0; mul.rn.bf16x2 $0, t, $2;}")
 _LEFT_2 = tl.constexpr("{.reg .b32 t; shl.b32 t, $1, 2; and.b32 t, t, 0x81C081C0; mul.rn.bf16x2 $0, t, $2;}")
 _REST = tl.constexpr("{.reg .b32 t; shl.b32 t, $2, 2; lop3.b32 $0, $1, t, 0x0C180C18, 0xE4;}")
@@ -86,11 +82,8 @@ def decode_fp4(a, b, rest, scale, PLANE: tl.constexpr):
 def decode_fp8(word, scale, ODD: tl.constexpr):
     """One of the two planes of an FP8 word: [N, 32], times the scale [N, 1] of `load_scale`."""
     if _INTERPRETED:
-        if ODD:
-            pairs = (_rotr(word, 4) & -2021619840) | ((word << 4) & 0x00700070)
-        else:
-            pairs = word & -2014279696
-        return _values(pairs, scale)
+        odd = (_rotr(word, 4) & -2021619840) | ((word << 4) & 0x00700070)
+        return _values(odd if ODD else word & -2014279696, scale)
     if ODD:
         return tl.inline_asm_elementwise(_FP8_ODD, "=r,r,r", [word, scale], tl.bfloat16, True, 2)
     return tl.inline_asm_elementwise(_FP8_EVEN, "=r,r,r", [word, scale], tl.bfloat16, True, 2)
