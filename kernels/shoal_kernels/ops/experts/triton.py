@@ -87,8 +87,8 @@ def _gate_up(
             gate_c, up_c = fp4_rest(gate_a, gate_b), fp4_rest(up_a, up_b)
         for plane in tl.static_range(8):
             values = _load_rows(x, offsets, valid, block * 256 + plane * 32, depth, MASK_K)
-            gate_scale = load_scale(scale + plane * step, gates, inside, MASK_M)
-            up_scale = load_scale(scale + plane * step, ups, inside, MASK_M)
+            gate_scale = load_scale(scale, gates, inside, plane, MASK_M)
+            up_scale = load_scale(scale, ups, inside, plane, MASK_M)
             if FP4:
                 left = decode_fp4(gate_a, gate_b, gate_c, gate_scale, plane)
                 right = decode_fp4(up_a, up_b, up_c, up_scale, plane)
@@ -135,7 +135,7 @@ def _down(
             c = fp4_rest(a, b)
         for plane in tl.static_range(8):
             values = _load_rows(u, offsets, valid, block * 256 + plane * 32, depth, MASK_K)
-            multiplier = load_scale(scale + plane * dim, columns, inside, MASK_M)
+            multiplier = load_scale(scale, columns, inside, plane, MASK_M)
             if FP4:
                 left = decode_fp4(a, b, c, multiplier, plane)
             else:

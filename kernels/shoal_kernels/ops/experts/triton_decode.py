@@ -92,16 +92,23 @@ def decode_fp8(word, scale, ODD: tl.constexpr):
 @triton.jit
 def load_words(words, rows, mask, MASKED: tl.constexpr):
     """A word tile of `rows`: int16 [N, 32], in the interpreter int32 [N, 16]."""
+    turn = (rows // 2) % 4
     if _INTERPRETED:
-        return tl.load(words + rows[:, None] * 16 + tl.arange(0, 16)[None, :], mask=mask[:, None], other=0)
-    pointers = words.to(tl.pointer_type(tl.int16)) + rows[:, None] * 32 + tl.arange(0, 32)[None, :]
+        column = tl.arange(0, 16)
+        place = ((column[None, :] // 4) ^ turn[:, None]) * 4 + column[None, :] % 4
+        return tl.load(words + rows[:, None] * 16 + place, mask=mask[:, None], other=0)
+    column = tl.arange(0, 32)
+    place = rows[:, None] * 32 + ((column[None, :] // 8) ^ turn[:, None]) * 8 + column[None, :] % 8
+    # The analysis loses sight of the 16-byte chunks behind the exclusive or.
+    pointers = words.to(tl.pointer_type(tl.int16)) + tl.max_contiguous(tl.multiple_of(place, (1, 8)), (1, 8))
     return tl.load(pointers, mask=mask[:, None], other=0) if MASKED else tl.load(pointers)
 
 
 @triton.jit
-def load_scale(scales, rows, mask, MASKED: tl.constexpr):
-    """Exponent fields uint8 [N] -> the multiplier [N, 1]: bfloat16 bits, in the interpreter float32."""
-    field = tl.load(scales + rows, mask=mask, other=1) if MASKED else tl.load(scales + rows)
+def load_scale(scales, rows, mask, plane, MASKED: tl.constexpr):
+    """Exponent fields uint8 [N] of a plane -> the multiplier [N, 1]: bfloat16 bits, in the interpreter float32."""
+    pointers = scales + rows * 8 + plane
+    field = tl.load(pointers, mask=mask, other=1) if MASKED else tl.load(pointers)
     if _INTERPRETED:
         return (field.to(tl.int32) << 23).to(tl.float32, bitcast=True)[:, None]
     return (field.to(tl.int16) << 7)[:, None]
