@@ -70,6 +70,15 @@ def test_outputs_are_those_of_the_host(backend: str, dim: int, inner: int, top_k
         assert relative_error(got[row], want[row]) < 1e-2
 
 
+def test_the_products_of_whole_blocks_are_those_of_planes(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(3, 64, 32, seed=5)
+    x, ids, weights = layer.inputs(4, 2)
+    want = moe(x, ids, weights, *layer.device, 10.0, precision=SERVED_BF16, backend="triton")
+    monkeypatch.setattr("shoal_kernels.ops.experts.triton._joins_planes", lambda device: True)
+    got = moe(x, ids, weights, *layer.device, 10.0, precision=SERVED_BF16, backend="triton")
+    assert relative_error(got, want) < 1e-2
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_row_does_not_depend_on_its_batch(backend: str) -> None:
     layer = Layer(4, 64, 32, seed=3)

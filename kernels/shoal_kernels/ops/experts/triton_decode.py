@@ -112,3 +112,24 @@ def load_scale(scales, rows, mask, plane, MASKED: tl.constexpr):
     if _INTERPRETED:
         return (field.to(tl.int32) << 23).to(tl.float32, bitcast=True)[:, None]
     return (field.to(tl.int16) << 7)[:, None]
+
+
+@triton.jit
+def decode_block(words, scales, rows, mask, step, FP4: tl.constexpr, MASKED: tl.constexpr):
+    """A whole block of K: [N, 256] in the order of K; `step` rows stand between two words of a block."""
+    planes = ()
+    if FP4:
+        a, b = load_words(words, rows, mask, MASKED), load_words(words + 16 * step, rows, mask, MASKED)
+        c = fp4_rest(a, b)
+    for plane in tl.static_range(8):
+        scale = load_scale(scales, rows, mask, plane, MASKED)
+        if FP4:
+            planes += (decode_fp4(a, b, c, scale, plane),)
+        else:
+            word = load_words(words + (plane // 2) * (16 * step), rows, mask, MASKED)
+            planes += (decode_fp8(word, scale, plane % 2),)
+    low = tl.join(tl.join(planes[0], planes[1]), tl.join(planes[2], planes[3]))
+    high = tl.join(tl.join(planes[4], planes[5]), tl.join(planes[6], planes[7]))
+    # [N, 32, bit 0, bit 1, bit 2 of the plane]
+    ordered = tl.permute(tl.join(low, high), (0, 4, 3, 2, 1))
+    return tl.reshape(ordered, (ordered.shape[0], 256))

@@ -77,19 +77,14 @@ def _spread(
     values = tl.load(x + row.to(tl.int64) * dim + chunk[:, None] * 8 + tl.arange(0, 8)[None, :], mask=inside, other=0.0)
     cast = tl.reshape(cast_q8(tl.reshape(values.to(tl.float32), (CHUNKS // 4, 32)), 1), (CHUNKS, 8))
     cast = round_bf16(cast)
-    for place in range(TOP_K + SHARED):
-        if place < TOP_K:
-            slot = tl.load(pair_slot + row * TOP_K + place)
-        else:
-            slot = shared_start + row
+    for place in tl.static_range(TOP_K + SHARED):
+        slot = tl.load(pair_slot + row * TOP_K + place) if place < TOP_K else shared_start + row
         turned = chunk // 8 * 8 + ((chunk % 8) ^ (slot % 8))
         block = (chunk // 8).to(tl.int64) * groups + slot // 8
         target = block * 512 + slot % 8 * 64 + turned % 8 * 8
         tl.store(out + target[:, None] + tl.arange(0, 8)[None, :], cast, mask=inside)
-    if SHARED:
-        if part == 0:
-            tl.store(slot_pair + shared_start + row, pairs + row)
-            tl.store(slot_weight + shared_start + row, 1.0)
+    tl.store(slot_pair + shared_start + row, pairs + row, mask=SHARED and part == 0)
+    tl.store(slot_weight + shared_start + row, 1.0, mask=SHARED and part == 0)
 
 
 def spread_rows(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int, *, shared: bool) -> Slots:
