@@ -1,0 +1,74 @@
+# mypy: ignore-errors
+"""Attention on Hopper for the released sizes; other sizes go to the Triton kernel."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from shoal_kernels.ops.sparse_attention import tilelang_kernel
+from shoal_kernels.ops.sparse_attention import triton as general
+from shoal_kernels.paged_rows import PagedRows
+from shoal_kernels.precision import Precision
+
+
+def sparse_attention(
+    query: Tensor,
+    window: Tensor,
+    window_index: Tensor,
+    sink: Tensor,
+    scale: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    entries: PagedRows | None,
+    block_table: Tensor | None,
+    row_seq: Tensor | None,
+    topk: Tensor | None,
+    precision: Precision,
+    cast_out: bool = False,
+) -> Tensor:
+    """query [R, H, d], window records [B, units] -> [R, H, d]."""
+    rows = query.shape[0]
+    if not _serves(query, window_index, cos_sin, entries) or window.shape[0] == 0:
+        arguments = query, window, window_index, sink, scale, positions, cos_sin, entries, block_table, row_seq, topk
+        return general.sparse_attention(*arguments, precision, cast_out)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if rows == 0:
+        return out
+    near = window_index.contiguous()
+    has_entries = entries is not None and topk.shape[1] > 0
+    if has_entries:
+        lists = entries.storage, block_table.contiguous(), row_seq.contiguous(), topk.contiguous()
+        places = entries.entries_per_block, entries.offset, entries.format.units
+    else:
+        lists, places = (window, near, near.view(-1)[:rows], near), (1, 0, 0)
+    compiled = tilelang_kernel.kernel(_multiprocessors(query.device), cos_sin.shape[1] // 2, has_entries, cast_out)
+    compiled(
+        query.contiguous(),
+        window.contiguous(),
+        near,
+        sink.contiguous(),
+        positions.contiguous(),
+        cos_sin,
+        *lists,
+        out,
+        # Keys are held times 2^-10; weights are powers of two.
+        scale * tilelang_kernel.LOG2E * 1024.0,
+        *places,
+    )
+    return out
+
+
+def _serves(query: Tensor, window_index: Tensor, cos_sin: Tensor, entries: PagedRows | None) -> bool:
+    """Whether the kernel is made for these static sizes."""
+    sizes = query.shape[1:] == (tilelang_kernel.HEADS, tilelang_kernel.DIM) and window_index.shape[1] > 0
+    if entries is not None and (entries.page_split or entries.offset % 16 or entries.storage.shape[1] % 16):
+        return False
+    return sizes and cos_sin.shape[1] % 16 == 0 and cos_sin.shape[1] <= 64
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
