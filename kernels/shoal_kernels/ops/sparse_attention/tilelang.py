@@ -27,7 +27,7 @@ def sparse_attention(
     row_seq: Tensor | None,
     topk: Tensor | None,
     precision: Precision,
-    cast_out: bool = False,
+    cast_out: bool,
 ) -> Tensor:
     """query [R, H, d], window records [B, units] -> [R, H, d]."""
     rows = query.shape[0]

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """The Hopper kernel: one row at a time on every multiprocessor, three warpgroups with a role each.
 
-Warpgroup 0 computes scores and weights of a tile of 64 keys and the left 256 dims of the sum, warpgroup 1 the right 256,
-warpgroup 2 gathers and dequantises the tiles ahead of them. Scores of the next tile are issued behind the sum of this
-one, so that the tensor cores work while weights are computed.
+Warpgroup 0 computes scores and weights of a tile of 64 keys and the left 256 dims of the sum, warpgroup 1 the right
+256, warpgroup 2 gathers and dequantises the tiles ahead of them. Scores of the next tile are issued behind the sum of
+this one, so that the tensor cores work while weights are computed.
 """
 
 import functools

@@ -269,7 +269,8 @@ __device__ __forceinline__ void shoal_finish_as(
         float scale = __uint_as_float(exponent), shrink = __uint_as_float(0x7F000000u - exponent);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float even = __uint_as_float(words[i] << 16) * shrink, other = __uint_as_float(words[i] & 0xffff0000u) * shrink;
+          float even = __uint_as_float(words[i] << 16) * shrink;
+          float other = __uint_as_float(words[i] & 0xffff0000u) * shrink;
           unsigned short codes;
           unsigned halves;
           asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(other), "f"(even));
