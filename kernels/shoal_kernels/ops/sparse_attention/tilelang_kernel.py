@@ -22,8 +22,9 @@ def kernel(sms: int, frequencies: int, has_entries: bool, cast_out: bool, arch: 
     target = {"kind": "cuda", "arch": arch}
     with Target(target):
         program = build(sms, frequencies, has_entries, cast_out)
-    # No fast math: it flushes subnormals, which the smallest scales of entries are.
-    return tilelang.compile(program, target=target)
+    # No fast math: it flushes subnormals, which the smallest scales of entries are. No fused multiply-add: which pairs
+    # fuse could differ between the kernels of this op, and their bits must not.
+    return tilelang.compile(program, target=target, compile_flags=["--fmad=false"])
 
 
 def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
@@ -32,13 +33,13 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
 
     from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER
 
-    source = GATHER + FINISH + _finish_source(frequencies, cast_out)
+    source = GATHER + FINISH + finish_source(8, frequencies, cast_out)
     rows, near_width, far_width = T.dynamic("rows, near_width, far_width")
     records, stored, units, sequences, blocks, positions_known = T.dynamic(
         "records, stored, units, sequences, blocks, positions_known"
     )
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
-    lowest = -1e30
+    begin, weigh = softmax(T)
 
     @T.prim_func
     def attend(
@@ -96,9 +97,7 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
                     row = block + turn * sms
                     T.barrier_wait(q_ready, turn & 1)
                     tiles = row_tiles[0]
-                    for h in T.Parallel(HEADS):
-                        peak[h] = T.max(sink[h] * LOG2E, lowest)
-                        total[h] = _exp2(T, sink[h] * LOG2E - peak[h])
+                    begin(sink, peak, total)
                     T.fill(acc_left, 0)
                     T.barrier_wait(k_ready[step & 1], (step >> 1) & 1)
                     T.wgmma_gemm(q_left, k_left[step & 1, :, :], scores, transpose_B=True, clear_accum=True)
@@ -107,19 +106,7 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
                     for t in T.serial(tiles):
                         if t == tiles - 1:
                             T.barrier_arrive(q_free)
-                        for h, k in T.Parallel(HEADS, TILE):
-                            scores[h, k] = T.if_then_else(
-                                k < tile_keys[step & 1], scores[h, k] * factor, -T.infinity(f32)
-                            )
-                        T.copy(peak, before)
-                        T.reduce_max(scores, peak, dim=1, clear=False)
-                        for h in T.Parallel(HEADS):
-                            shrink[h] = _exp2(T, before[h] - peak[h])
-                        for h, k in T.Parallel(HEADS, TILE):
-                            scores[h, k] = _exp2(T, scores[h, k] - peak[h])
-                        T.reduce_sum(scores, part, dim=1)
-                        for h in T.Parallel(HEADS):
-                            total[h] = total[h] * shrink[h] + part[h]
+                        weigh(scores, tile_keys[step & 1], factor, peak, before, shrink, total, part)
                         T.barrier_wait(p_free[step & 1], ((step >> 1) & 1) ^ 1)
                         T.copy(scores, p_shared[step & 1, :, :])
                         T.copy(shrink, shrink_shared[step & 1, :])
@@ -291,15 +278,46 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
     return attend
 
 
+def softmax(T):
+    """Macros of the online softmax over powers of two: `begin` at the sink, `weigh` one tile of raw scores.
+
+    Every kernel of this op uses these, on fragments of one layout: that makes their bits equal.
+    """
+
+    @T.macro
+    def begin(sink, peak, total):
+        for h in T.Parallel(HEADS):
+            peak[h] = T.max(sink[h] * LOG2E, -1e30)
+            total[h] = _exp2(T, sink[h] * LOG2E - peak[h])
+
+    @T.macro
+    def weigh(scores, keys, factor, peak, before, shrink, total, part):
+        for h, k in T.Parallel(HEADS, TILE):
+            scores[h, k] = T.if_then_else(k < keys, scores[h, k] * factor, -T.infinity("float32"))
+        T.copy(peak, before)
+        T.reduce_max(scores, peak, dim=1, clear=False)
+        for h in T.Parallel(HEADS):
+            shrink[h] = _exp2(T, before[h] - peak[h])
+        for h, k in T.Parallel(HEADS, TILE):
+            scores[h, k] = _exp2(T, scores[h, k] - peak[h])
+        T.reduce_sum(scores, part, dim=1)
+        for h in T.Parallel(HEADS):
+            total[h] = total[h] * shrink[h] + part[h]
+
+    return begin, weigh
+
+
 def _exp2(T, x):
     return T.call_extern("float32", "shoal_exp2", x)
 
 
-def _finish_source(frequencies: int, cast_out: bool) -> str:
+def finish_source(groups: int, frequencies: int, cast_out: bool) -> str:
+    """The function `shoal_finish` for accumulators of 32 * groups dims."""
     cast = "true" if cast_out else "false"
     return (
         "__device__ __forceinline__ void shoal_finish(const float* acc, const float* total, const float* angles, "
         "void* out, int first) {\n"
-        f"  shoal_finish_as<{cast}, {frequencies}>(acc, total, angles, reinterpret_cast<__nv_bfloat16*>(out), first);\n"
+        f"  shoal_finish_as<{groups}, {cast}, {frequencies}>(\n"
+        "      acc, total, angles, reinterpret_cast<__nv_bfloat16*>(out), first);\n"
         "}\n"
     )

@@ -50,6 +50,36 @@ __device__ __forceinline__ uint32_t decode_fp8(uint32_t a, uint32_t b, uint32_t 
   return mul2(mul2((t & 0x80008000u) | ((t >> 4) & 0x07F007F0u), 0x76807680u), gain);
 }
 
+// 32 dims of an entry with two scales. A key past the end of the list becomes zeros.
+__device__ __forceinline__ void put_entry(
+    void* tile, int key, int octet, const uint32_t* words, uint32_t pair, bool exists) {
+  // 2^120 makes the e4m3 scale of its placed bits, 2^116 serves the codes.
+  float unit = exists ? 1.329227995784916e36f : 0.0f;
+  float low = __uint_as_float((pair & 0x7Fu) << 20) * unit * 8.307674973655724e34f;
+  float high = __uint_as_float((pair & 0x7F00u) << 12) * unit * 8.307674973655724e34f;
+  uint32_t first = pack2(low, low), second = pack2(high, high);
+  put(tile, key, octet + 0, decode_fp4(words[0], first));
+  put(tile, key, octet + 1, decode_fp4(words[1], first));
+  put(tile, key, octet + 2, decode_fp4(words[2], second));
+  put(tile, key, octet + 3, decode_fp4(words[3], second));
+}
+
+// 16 dims of a window record, which share a scale byte.
+__device__ __forceinline__ void put_window(
+    void* tile, int key, int octet, const uint32_t* words, uint32_t scale, bool exists) {
+  uint32_t gain = exists ? (scale ? scale << 7 : 0x40u) * 0x10001u : 0u;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t a = words[half * 2], b = words[half * 2 + 1];
+    uint4 d;
+    d.x = decode_fp8(a, b, 0x4400u, gain);
+    d.y = decode_fp8(a, b, 0x5511u, gain);
+    d.z = decode_fp8(a, b, 0x6622u, gain);
+    d.w = decode_fp8(a, b, 0x7733u, gain);
+    put(tile, key, octet + half, d);
+  }
+}
+
 }  // namespace shoal
 
 __device__ __forceinline__ float shoal_exp2(float x) {
@@ -121,22 +151,11 @@ __device__ __forceinline__ void shoal_store_entries(
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
     int key = warp * 16 + g * 8 + (lane & 7);
-    // 2^120 makes the e4m3 scale of its placed bits, 2^116 serves the codes; a key past the end becomes zeros.
-    float unit = places[g] < 0 ? 0.0f : 1.329227995784916e36f;
 #pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      unsigned pair = gains[g * 4 + p];
-      float low = __uint_as_float((pair & 0x7Fu) << 20) * unit * 8.307674973655724e34f;
-      float high = __uint_as_float((pair & 0x7F00u) << 12) * unit * 8.307674973655724e34f;
-      unsigned first = shoal::pack2(low, low), second = shoal::pack2(high, high);
-      void* tile = p < 2 ? left : right;
-      int octet = (p & 1) * 16 + quarter * 4;
-      const unsigned* words = raw + (g * 4 + p) * 4;
-      shoal::put(tile, key, octet + 0, shoal::decode_fp4(words[0], first));
-      shoal::put(tile, key, octet + 1, shoal::decode_fp4(words[1], first));
-      shoal::put(tile, key, octet + 2, shoal::decode_fp4(words[2], second));
-      shoal::put(tile, key, octet + 3, shoal::decode_fp4(words[3], second));
-    }
+    for (int p = 0; p < 4; ++p)
+      shoal::put_entry(
+          p < 2 ? left : right, key, (p & 1) * 16 + quarter * 4, raw + (g * 4 + p) * 4, gains[g * 4 + p],
+          places[g] >= 0);
   }
 }
 
@@ -161,22 +180,9 @@ __device__ __forceinline__ void shoal_store_half(
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
   int key = warp * 16 + g * 8 + (lane & 7);
 #pragma unroll
-  for (int p = 0; p < 8; ++p) {
-    unsigned scale = gains[p] ? gains[p] << 7 : 0x40u;
-    unsigned gain = places[g] < 0 ? 0u : scale * 0x10001u;
-    void* tile = p < 4 ? left : right;
-    int octet = (p & 3) * 8 + quarter * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      unsigned a = raw[p * 4 + half * 2], b = raw[p * 4 + half * 2 + 1];
-      uint4 d;
-      d.x = shoal::decode_fp8(a, b, 0x4400u, gain);
-      d.y = shoal::decode_fp8(a, b, 0x5511u, gain);
-      d.z = shoal::decode_fp8(a, b, 0x6622u, gain);
-      d.w = shoal::decode_fp8(a, b, 0x7733u, gain);
-      shoal::put(tile, key, octet + half, d);
-    }
-  }
+  for (int p = 0; p < 8; ++p)
+    shoal::put_window(
+        p < 4 ? left : right, key, (p & 3) * 8 + quarter * 2, raw + p * 4, gains[p], places[g] >= 0);
 }
 
 // Both halves, of which the first is loaded.
@@ -210,8 +216,8 @@ __device__ __forceinline__ void shoal_load_query(const void* query, void* left, 
 """
 
 FINISH = r"""
-// Accumulators [64, 256] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 256 dims.
-template <bool CAST, int FREQUENCIES>
+// Accumulators [64, 32 * GROUPS] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the dims.
+template <int GROUPS, bool CAST, int FREQUENCIES>
 __device__ __forceinline__ void shoal_finish_as(
     const float* acc, const float* total, const float* angles, __nv_bfloat16* out, int first) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quad = lane & 3;
@@ -220,7 +226,7 @@ __device__ __forceinline__ void shoal_finish_as(
     int head = warp * 16 + (lane >> 2) + half * 8;
     float inverse = 1024.0f / total[head];  // keys were held times 2^-10
 #pragma unroll
-    for (int group = 0; group < 8; ++group) {
+    for (int group = 0; group < GROUPS; ++group) {
       unsigned r[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -282,5 +288,57 @@ __device__ __forceinline__ void shoal_finish_as(
       *reinterpret_cast<uint4*>(out + head * 512 + dim) = v;
     }
   }
+}
+"""
+
+QUARTER = r"""
+// As the functions for whole keys, for 128 dims of a tile of [64, 128]: the quarter `part` of every record.
+__device__ __forceinline__ void shoal_load_entries_quarter(
+    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* storage, int part) {
+  int quarter = (threadIdx.x & 31) >> 3;
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    const unsigned char* record = storage + (places[g] < 0 ? int64_t(0) : places[g]);
+    uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + part * 4 + quarter);
+    raw[g * 4 + 0] = v.x;
+    raw[g * 4 + 1] = v.y;
+    raw[g * 4 + 2] = v.z;
+    raw[g * 4 + 3] = v.w;
+    gains[g] = __ldg(reinterpret_cast<const unsigned short*>(record + 256) + part * 4 + quarter);
+  }
+}
+
+__device__ __forceinline__ void shoal_store_entries_quarter(
+    const unsigned* raw, const unsigned* gains, const int64_t* places, void* tile) {
+  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
+#pragma unroll
+  for (int g = 0; g < 2; ++g)
+    shoal::put_entry(tile, warp * 16 + g * 8 + (lane & 7), quarter * 4, raw + g * 4, gains[g], places[g] >= 0);
+}
+
+__device__ __forceinline__ void shoal_load_window_quarter(
+    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* window, int part) {
+  int quarter = (threadIdx.x & 31) >> 3;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const unsigned char* record = window + (places[i >> 1] < 0 ? int64_t(0) : places[i >> 1]);
+    int chunk = part * 8 + (i & 1) * 4 + quarter;
+    uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + chunk);
+    raw[i * 4 + 0] = v.x;
+    raw[i * 4 + 1] = v.y;
+    raw[i * 4 + 2] = v.z;
+    raw[i * 4 + 3] = v.w;
+    gains[i] = __ldg(record + 512 + (chunk >> 1));
+  }
+}
+
+__device__ __forceinline__ void shoal_store_window_quarter(
+    const unsigned* raw, const unsigned* gains, const int64_t* places, void* tile) {
+  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    shoal::put_window(
+        tile, warp * 16 + (i >> 1) * 8 + (lane & 7), ((i & 1) * 4 + quarter) * 2, raw + i * 4, gains[i],
+        places[i >> 1] >= 0);
 }
 """
