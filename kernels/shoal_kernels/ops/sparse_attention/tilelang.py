@@ -8,7 +8,7 @@ import functools
 import torch
 from torch import Tensor
 
-from shoal_kernels.ops.sparse_attention import tilelang_kernel
+from shoal_kernels.ops.sparse_attention import tilelang_few_rows, tilelang_kernel
 from shoal_kernels.ops.sparse_attention import triton as general
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
@@ -44,21 +44,27 @@ def sparse_attention(
         places = entries.entries_per_block, entries.offset, entries.format.units
     else:
         lists, places = (window, near, near.view(-1)[:rows], near), (1, 0, 0)
-    compiled = tilelang_kernel.kernel(_multiprocessors(query.device), cos_sin.shape[1] // 2, has_entries, cast_out)
-    compiled(
-        query.contiguous(),
-        window.contiguous(),
-        near,
-        sink.contiguous(),
-        positions.contiguous(),
-        cos_sin,
-        *lists,
-        out,
-        # Keys are held times 2^-10; weights are powers of two.
-        scale * tilelang_kernel.LOG2E * 1024.0,
-        *places,
-    )
+    sms, frequencies = _multiprocessors(query.device), cos_sin.shape[1] // 2
+    query, window, sink, positions = query.contiguous(), window.contiguous(), sink.contiguous(), positions.contiguous()
+    # Keys are held times 2^-10; weights are powers of two.
+    factor = scale * tilelang_kernel.LOG2E * 1024.0
+    if is_few(rows, sms):
+        most = -(-near.shape[1] // tilelang_kernel.TILE)
+        most += -(-topk.shape[1] // tilelang_kernel.TILE) if has_entries else 0
+        shape = rows, most, tilelang_kernel.HEADS, tilelang_kernel.TILE
+        raw = torch.empty(shape, dtype=torch.float32, device=query.device)
+        tilelang_few_rows.scores_kernel(sms, has_entries)(query, window, near, *lists, raw, *places)
+        combine = tilelang_few_rows.combine_kernel(frequencies, has_entries, cast_out)
+        combine(raw, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
+    else:
+        attend = tilelang_kernel.kernel(sms, frequencies, has_entries, cast_out)
+        attend(query, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
     return out
+
+
+def is_few(rows: int, sms: int) -> bool:
+    """Whether the two kernels for few rows are faster than the one that gives a row to a multiprocessor."""
+    return 3 * rows <= 2 * sms
 
 
 def _serves(query: Tensor, window_index: Tensor, cos_sin: Tensor, entries: PagedRows | None) -> bool:

@@ -16,12 +16,17 @@ _HALF = DIM // 2
 @functools.cache
 def kernel(sms: int, frequencies: int, has_entries: bool, cast_out: bool, arch: str = "sm_90a"):
     """Compiled for the static sizes; call it with the tensors of `build`."""
+    return compile_for_hopper(lambda: build(sms, frequencies, has_entries, cast_out), arch)
+
+
+def compile_for_hopper(build_program, arch: str):
+    """The program that `build_program` makes, compiled."""
     import tilelang
     from tvm.target import Target
 
     target = {"kind": "cuda", "arch": arch}
     with Target(target):
-        program = build(sms, frequencies, has_entries, cast_out)
+        program = build_program()
     # No fast math: it flushes subnormals, which the smallest scales of entries are. No fused multiply-add: which pairs
     # fuse could differ between the kernels of this op, and their bits must not.
     return tilelang.compile(program, target=target, compile_flags=["--fmad=false"])
