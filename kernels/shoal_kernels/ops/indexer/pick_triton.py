@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from shoal_kernels.ops.indexer.sort_keys import LARGEST_BF16_KEY, LAST_BLOCK_KEY
 
 DENSE, BLOCKS, GATHERED, LISTED = 0, 1, 2, 3

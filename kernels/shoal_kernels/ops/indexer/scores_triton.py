@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from shoal_kernels.ops.indexer.row_groups import GROUP, find_group
 from shoal_kernels.ops.indexer.sort_keys import COARSE, sort_key
 from shoal_kernels.triton_lib import IS_INTERPRETED, decode_ue8m0, dot

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from shoal_kernels.triton_lib import round_bf16
 
 LARGEST_BF16_KEY = tl.constexpr(0xFF7F)

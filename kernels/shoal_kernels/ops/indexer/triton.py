@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 import torch
+
 from shoal_kernels.ops.indexer import pick_triton as picking
 from shoal_kernels.ops.indexer.row_groups import GROUP, find_groups
 from shoal_kernels.ops.indexer.scores_triton import TILE, score_candidates, score_groups
