@@ -17,7 +17,7 @@ _COLD_BYTES = 200 << 20
 
 
 class _Batch:
-    """Requests with their own keys in shuffled blocks, and `_VERIFY` (or `rows`) rows each at the end of the context."""
+    """Requests with their own keys in shuffled blocks, and `rows` rows each at the end of the context."""
 
     def __init__(self, requests: int, ratio: int, rows: int = _VERIFY) -> None:
         generator = torch.Generator("cuda").manual_seed(requests * 10 + ratio)
