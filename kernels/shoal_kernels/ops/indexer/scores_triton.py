@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Sort keys of index scores: FP4 keys decoded once per tile for the rows of a group, in plain Triton.
+"""Index scores: FP4 keys decoded once per tile for the rows of a group, in plain Triton.
 
 Both products of a key byte's two codes are taken apart (even and odd dimensions), so codes need no interleaving. The
 order of every sum is fixed by the shapes of one row and one key: neither the group nor the tile moves it.
@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from shoal_kernels.ops.indexer.row_groups import GROUP, find_group
-from shoal_kernels.ops.indexer.sort_keys import COARSE, sort_key
-from shoal_kernels.triton_lib import IS_INTERPRETED, decode_ue8m0, dot
+from shoal_kernels.ops.indexer.sort_keys import COARSE
+from shoal_kernels.triton_lib import IS_INTERPRETED, decode_ue8m0, dot, round_bf16
 
 TILE = 64
 _PAIRS = tl.constexpr(GROUP // 2)
@@ -71,28 +71,26 @@ def _load_keys(
 
 
 @triton.jit
-def _keys_of_pair(even, odd, q_even, q_odd, w, HP: tl.constexpr, TILE: tl.constexpr):
-    """Sort keys int32 [TILE, 2] of two rows."""
+def _score_pair(even, odd, q_even, q_odd, w, HP: tl.constexpr, TILE: tl.constexpr):
+    """Scores float32 [TILE, 2] of two rows."""
     acc = tl.zeros((TILE, 2 * HP), tl.float32)
     acc = dot(even, q_even, acc)
     acc = dot(odd, q_odd, acc)
     weighted = tl.maximum(acc, 0.0) * w[None, :]
-    return sort_key(tl.sum(tl.reshape(weighted, (TILE, 2, HP)), 2))
+    return tl.sum(tl.reshape(weighted, (TILE, 2, HP)), 2)
 
 
 @triton.jit
-def _store_pair(keys, out, coarse, n_vis, start, stop, entry, bound, width, TILE: tl.constexpr):
-    """Transposed into the rows' lists, with the largest key of each coarse block."""
+def _store_pair(scores, out, coarse, start, stop, entry, width, TILE: tl.constexpr):
+    """Transposed into the rows' lists, with the largest score of each coarse block."""
     row = start + tl.arange(0, 2)
     inside = row < stop
-    visible = tl.minimum(tl.load(n_vis + row, mask=inside, other=0), bound)
-    keys = tl.where(entry[:, None] < visible[None, :], keys, 0)
     at = out + row.to(tl.int64)[None, :] * width + entry[:, None]
-    tl.store(at, keys.to(tl.int16), mask=inside[None, :])
-    best = tl.max(tl.reshape(keys, (TILE // _COARSE, _COARSE, 2)), 1)
+    tl.store(at, round_bf16(scores), mask=inside[None, :])
+    best = tl.max(tl.reshape(scores, (TILE // _COARSE, _COARSE, 2)), 1)
     block = tl.min(entry, 0) // _COARSE + tl.arange(0, TILE // _COARSE)
     at = coarse + row.to(tl.int64)[None, :] * (width // _COARSE) + block[:, None]
-    tl.store(at, best.to(tl.int16), mask=inside[None, :])
+    tl.store(at, round_bf16(best), mask=inside[None, :])
 
 
 @triton.jit
@@ -102,7 +100,6 @@ def _score_groups(
     storage,
     table,
     row_seq,
-    n_vis,
     starts,
     tiles,
     count,
@@ -151,14 +148,14 @@ def _score_groups(
                 PAGE_SPLIT,
                 TILE,
             )
-            keys = _keys_of_pair(even, odd, even0, odd0, w0, HP, TILE)
-            _store_pair(keys, out, coarse, n_vis, start, stop, entry, bound, width, TILE)
+            scores = _score_pair(even, odd, even0, odd0, w0, HP, TILE)
+            _store_pair(scores, out, coarse, start, stop, entry, width, TILE)
             if stop > start + 2:
-                keys = _keys_of_pair(even, odd, even1, odd1, w1, HP, TILE)
-                _store_pair(keys, out, coarse, n_vis, start + 2, stop, entry, bound, width, TILE)
+                scores = _score_pair(even, odd, even1, odd1, w1, HP, TILE)
+                _store_pair(scores, out, coarse, start + 2, stop, entry, width, TILE)
             if stop > start + 4:
-                keys = _keys_of_pair(even, odd, even2, odd2, w2, HP, TILE)
-                _store_pair(keys, out, coarse, n_vis, start + 4, stop, entry, bound, width, TILE)
+                scores = _score_pair(even, odd, even2, odd2, w2, HP, TILE)
+                _store_pair(scores, out, coarse, start + 4, stop, entry, width, TILE)
         tile = segment_end
         group += 1
 
@@ -194,9 +191,7 @@ def _score_candidates(
     entry = chosen.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE
     allowed = listed & (chosen >= 0) & (entry < visible)
     at = out + row.to(tl.int64) * width + place
-    if tl.max(allowed.to(tl.int32), 0) == 0:
-        tl.store(at, tl.zeros((TILE,), tl.int16))
-    else:
+    if tl.max(allowed.to(tl.int32), 0) > 0:
         sequence = tl.load(row_seq + row).to(tl.int64)
         block = tl.load(table + sequence * table_width + entry // per_block, mask=allowed, other=-1)
         even, odd = _load_keys(
@@ -212,9 +207,10 @@ def _score_candidates(
             TILE,
         )
         q_even, q_odd, w = _load_query(query, weights, row, row + 1, HEADS, HP, DIM)
-        keys = _keys_of_pair(even, odd, q_even, q_odd, w, HP, TILE)
-        keys = tl.sum(tl.where(tl.arange(0, 2)[None, :] == 0, keys, 0), 1)
-        tl.store(at, tl.where(allowed, keys, 0).to(tl.int16))
+        pair = _score_pair(even, odd, q_even, q_odd, w, HP, TILE)
+        # The second row is not there: it would add +0.
+        scores = tl.sum(tl.where(tl.arange(0, 2)[None, :] == 0, pair, 0.0), 1)
+        tl.store(at, round_bf16(scores), mask=allowed)
 
 
 def _shape(query, keys):
@@ -229,10 +225,10 @@ def _shape(query, keys):
     }
 
 
-def score_groups(query, weights, keys, block_table, row_seq, n_vis, groups, out, coarse, programs):
-    """Sort keys of all visible entries of the rows into out int16 [R, width], of coarse blocks into [R, width / 8].
+def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs):
+    """Scores of all visible entries into out bfloat16 [R, width], the largest of coarse blocks into [R, width / 8].
 
-    Written up to the end of the last tile that a row of the group sees: 0 from n_vis on; nothing beyond.
+    Written up to the end of the last tile that a row of the group sees; what a row does not see there means nothing.
     """
     _score_groups[(2 if IS_INTERPRETED else 2 * programs,)](
         query,
@@ -240,7 +236,6 @@ def score_groups(query, weights, keys, block_table, row_seq, n_vis, groups, out,
         keys.storage,
         block_table,
         row_seq,
-        n_vis,
         groups.starts,
         groups.tiles,
         groups.count,
@@ -257,7 +252,7 @@ def score_groups(query, weights, keys, block_table, row_seq, n_vis, groups, out,
 
 
 def score_candidates(query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, out):
-    """Sort keys of the entries of each row's candidate blocks, in their order, into out int16 [R, width]."""
+    """Scores of the visible entries of each row's candidate blocks, in their order, into out bfloat16 [R, width]."""
     rows, width = out.shape
     _score_candidates[(rows, width // TILE)](
         query,

@@ -1,0 +1,341 @@
+# mypy: ignore-errors
+"""Index scores on Hopper, in Gluon."""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+
+from shoal_kernels.ops.indexer.row_groups import find_group
+
+TILE = 64
+
+_DECODE = gl.constexpr(
+    """
+{
+.reg .b32 m, s, k, f;
+mov.b32 k, 0x7E807E80;
+"""
+    + "".join(
+        f"""
+shl.b32 s, ${8 + word}, {12 - 4 * p};
+{f"shl.b32 m, ${8 + word}, {6 - 4 * p}" if p < 2 else f"shr.b32 m, ${8 + word}, {4 * p - 6}"};
+and.b32 m, m, 0x01C001C0;
+lop3.b32 m, s, 0x80008000, m, 0xEA;
+mul.rn.bf16x2 m, m, k;
+mul.rn.bf16x2 ${4 * word + p}, m, ${10 + word};
+"""
+        for word in range(2)
+        for p in range(4)
+    )
+    + "}"
+)
+
+
+@gluon.jit
+def _decode(words, scale, LA: gl.constexpr):
+    """Codes int32 [64, 4, 4] (row, group, word) and packed scales -> bf16 [64, 128] as the left operand of a product.
+
+    Column 8 * j + 2 * c + b of the result is dimension 32 * c + 8 * (j // 4) + j % 4 + 4 * b.
+    """
+    o0, o1, o2, o3, o4, o5, o6, o7 = gl.inline_asm_elementwise(
+        _DECODE,
+        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
+        [words, scale],
+        dtype=(gl.bfloat16,) * 8,
+        is_pure=True,
+        pack=2,
+    )
+    x = gl.join(gl.join(gl.join(o0, o4), gl.join(o2, o6)), gl.join(gl.join(o1, o5), gl.join(o3, o7)))
+    # [row, c, word, q2, q1, q0] with q = 4 q2 + 2 q1 + q0
+    x = gl.reshape(x, (64, 4, 2, 2, 2, 2, 2))
+    # row, c, half, b, q2, q1, q0 -> row, half, q2, q1, q0, c, b
+    x = gl.permute(x, (0, 2, 4, 5, 6, 1, 3))
+    return gl.convert_layout(gl.reshape(x, (64, 128)), LA, assert_trivial=True)
+
+
+@gluon.jit
+def _stage_query(query, weights, shared, start, stop, L: gl.constexpr, LN: gl.constexpr):
+    """Two rows into shared bf16 [64, 128] (row and head, permuted dimension) -> their weights float32 [64]."""
+    n = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
+    k = gl.arange(0, 128, layout=gl.SliceLayout(0, L))
+    j = k // 8
+    dim = 32 * (k // 2 % 4) + 8 * (j // 4) + j % 4 + 4 * (k % 2)
+    row = start + n // 32
+    at = row.to(gl.int64) * 32 + n % 32
+    q = gl.load(query + at[:, None] * 128 + dim[None, :], mask=(row < stop)[:, None], other=0.0)
+    shared.store(q)
+    n = gl.arange(0, 64, layout=LN)
+    row = start + n // 32
+    return gl.load(weights + row.to(gl.int64) * 32 + n % 32, mask=row < stop, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def _finish_pair(acc, w, out, coarse, start, stop, key, width):
+    """Weighted head sums of two rows, stored, with the largest of each 8 keys."""
+    weighted = gl.maximum(acc, 0.0) * w[None, :]
+    x = gl.reshape(weighted, (4, 2, 8, 2, 4, 4, 2))  # warp, e, g, row, j, c, b
+    x = gl.permute(x, (0, 2, 1, 3, 5, 4, 6))  # warp, g, e, row, c, j, b
+    x = gl.reshape(x, (64, 2, 4, 8))
+    total = gl.sum(x, 3)  # [64, 2, 4]
+    total = gl.sum(total, 2)  # [64, 2]
+    best = gl.max(gl.reshape(total, (8, 8, 2)), 1)
+    LS: gl.constexpr = total.type.layout
+    row = start + gl.arange(0, 2, layout=gl.SliceLayout(0, LS))
+    entry = key + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
+    at = out + row.to(gl.int64)[None, :] * width + entry[:, None]
+    gl.store(at, total.to(gl.bfloat16), mask=(row < stop)[None, :])
+    LB: gl.constexpr = best.type.layout
+    row = start + gl.arange(0, 2, layout=gl.SliceLayout(0, LB))
+    block = key // 8 + gl.arange(0, 8, layout=gl.SliceLayout(1, LB))
+    at = coarse + row.to(gl.int64)[None, :] * (width // 8) + block[:, None]
+    gl.store(at, best.to(gl.bfloat16), mask=(row < stop)[None, :])
+
+
+@gluon.jit
+def _load_tile(words, scales, block, slot, block_units, section, per_block, LW: gl.constexpr):
+    """Codes int32 [64, 4, 4] and scale bytes int32 [64, 4] of 64 keys of a block, rows in the order of fragments."""
+    m = gl.arange(0, 64, layout=gl.SliceLayout(1, gl.SliceLayout(2, LW)))
+    key = slot + ((m & 48) | ((m & 7) << 1) | ((m >> 3) & 1))
+    c = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, LW)))
+    i = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, LW)))
+    base = block.to(gl.int64) * block_units + section
+    data = words + base // 4
+    offset = gl.expand_dims(key[:, None] * 16 + c[None, :] * 4, 2) + gl.expand_dims(gl.expand_dims(i, 0), 1)
+    found = gl.load(data + offset)
+    exponent = gl.load(scales + base + per_block * 64 + (key[:, None] * 4 + c[None, :]))
+    return found, exponent
+
+
+@gluon.jit
+def _packed_scale(exponent):
+    exponent = exponent.to(gl.int32)
+    half = gl.where(exponent == 0, 0x40, exponent << 7)
+    return half | (half << 16)
+
+
+@gluon.jit
+def _segment(
+    words,
+    storage,
+    table_row,
+    out,
+    coarse,
+    tile,
+    segment_end,
+    first_tile,
+    start,
+    stop,
+    block_units,
+    section,
+    per_block,
+    width,
+    bound,
+    shared,
+    w0,
+    w1,
+    w2,
+    PAIRS: gl.constexpr,
+    LW: gl.constexpr,
+    LA: gl.constexpr,
+    LC: gl.constexpr,
+):
+    zero = gl.full((64, 64), 0.0, gl.float32, LC)
+    entry = (tile - first_tile) * 64
+    found, exponent = _load_tile(
+        words, storage, gl.load(table_row + entry // per_block), entry % per_block, block_units, section, per_block, LW
+    )
+    following = gl.minimum(entry + 64, bound - 64)
+    block = gl.load(table_row + following // per_block)
+    for t in range(tile, segment_end):
+        entry = (t - first_tile) * 64
+        scale = gl.expand_dims(_packed_scale(exponent), 2)
+        packed, scale = gl.broadcast(found, scale)
+        a = _decode(packed, scale, LA)
+        following = gl.minimum(entry + 64, bound - 64)
+        acc0 = hopper.warpgroup_mma(a, shared.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+        if PAIRS > 1:
+            acc1 = hopper.warpgroup_mma(a, shared.index(1).permute((1, 0)), zero, use_acc=False, is_async=True)
+        if PAIRS > 2:
+            acc2 = hopper.warpgroup_mma(a, shared.index(2).permute((1, 0)), zero, use_acc=False, is_async=True)
+        found, exponent = _load_tile(
+            words, storage, gl.maximum(block, 0), following % per_block, block_units, section, per_block, LW
+        )
+        block = gl.load(table_row + gl.minimum(entry + 128, bound - 64) // per_block)
+        acc0 = hopper.warpgroup_mma_wait(PAIRS - 1, deps=(acc0,))
+        _finish_pair(acc0, w0, out, coarse, start, stop, entry, width)
+        if PAIRS > 1:
+            acc1 = hopper.warpgroup_mma_wait(PAIRS - 2, deps=(acc1,))
+            _finish_pair(acc1, w1, out, coarse, start + 2, stop, entry, width)
+        if PAIRS > 2:
+            acc2 = hopper.warpgroup_mma_wait(0, deps=(acc2,))
+            _finish_pair(acc2, w2, out, coarse, start + 4, stop, entry, width)
+
+
+@gluon.jit
+def _score_groups_hopper(
+    query,
+    weights,
+    words,
+    storage,
+    table,
+    row_seq,
+    starts,
+    tiles,
+    count,
+    out,
+    coarse,
+    block_units,
+    section,
+    per_block,
+    table_width,
+    width,
+):
+    LW: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 1], [0, 0, 2], [8, 0, 0]],
+        lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        warp_bases=[[16, 0, 0], [32, 0, 0]],
+        block_bases=[],
+        shape=[64, 4, 4],
+    )
+    LC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    LA: gl.constexpr = gl.DotOperandLayout(0, LC, 2)
+    LQ: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    LN: gl.constexpr = gl.SliceLayout(0, LC)
+    SH: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    shared = gl.allocate_shared_memory(gl.bfloat16, [3, 64, 128], SH)
+    groups = gl.load(count)
+    total = gl.load(tiles + groups).to(gl.int64)
+    tile = (gl.program_id(0) * total // gl.num_programs(0)).to(gl.int32)
+    end = ((gl.program_id(0) + 1) * total // gl.num_programs(0)).to(gl.int32)
+    group = find_group(tiles, groups, tile)
+    bound = table_width * per_block
+    while tile < end:
+        start = gl.load(starts + group)
+        stop = gl.load(starts + group + 1)
+        first_tile = gl.load(tiles + group)
+        segment_end = gl.minimum(end, gl.load(tiles + group + 1))
+        if tile < segment_end:
+            table_row = table + gl.load(row_seq + start).to(gl.int64) * table_width
+            w0 = _stage_query(query, weights, shared.index(0), start, stop, LQ, LN)
+            w1 = _stage_query(query, weights, shared.index(1), start + 2, stop, LQ, LN)
+            w2 = _stage_query(query, weights, shared.index(2), start + 4, stop, LQ, LN)
+            hopper.fence_async_shared()
+            if stop - start > 4:
+                _segment(
+                    words,
+                    storage,
+                    table_row,
+                    out,
+                    coarse,
+                    tile,
+                    segment_end,
+                    first_tile,
+                    start,
+                    stop,
+                    block_units,
+                    section,
+                    per_block,
+                    width,
+                    bound,
+                    shared,
+                    w0,
+                    w1,
+                    w2,
+                    3,
+                    LW,
+                    LA,
+                    LC,
+                )
+            elif stop - start > 2:
+                _segment(
+                    words,
+                    storage,
+                    table_row,
+                    out,
+                    coarse,
+                    tile,
+                    segment_end,
+                    first_tile,
+                    start,
+                    stop,
+                    block_units,
+                    section,
+                    per_block,
+                    width,
+                    bound,
+                    shared,
+                    w0,
+                    w1,
+                    w2,
+                    2,
+                    LW,
+                    LA,
+                    LC,
+                )
+            else:
+                _segment(
+                    words,
+                    storage,
+                    table_row,
+                    out,
+                    coarse,
+                    tile,
+                    segment_end,
+                    first_tile,
+                    start,
+                    stop,
+                    block_units,
+                    section,
+                    per_block,
+                    width,
+                    bound,
+                    shared,
+                    w0,
+                    w1,
+                    w2,
+                    1,
+                    LW,
+                    LA,
+                    LC,
+                )
+        tile = segment_end
+        group += 1
+
+
+def can_score(query, keys):
+    """Whether the kernel serves these static shapes on this device."""
+    return (
+        query.device.type == "cuda"
+        and torch.cuda.get_device_capability(query.device)[0] == 9
+        and query.shape[1:] == (32, 128)
+        and keys.page_split
+        and keys.entries_per_block % TILE == 0
+        and keys.storage.shape[1] % 16 == 0
+        and keys.offset % 16 == 0
+    )
+
+
+def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs):
+    """As `scores_triton.score_groups`."""
+    _score_groups_hopper[(2 * programs,)](
+        query,
+        weights,
+        keys.storage.view(torch.int32),
+        keys.storage,
+        block_table,
+        row_seq,
+        groups.starts,
+        groups.tiles,
+        groups.count,
+        out,
+        coarse,
+        keys.storage.shape[1],
+        keys.offset,
+        keys.entries_per_block,
+        block_table.shape[1],
+        out.shape[1],
+        num_warps=4,
+    )
