@@ -57,55 +57,35 @@ def _decode(words, scale, LA: gl.constexpr):
 
 
 @gluon.jit
-def _stage_query(query, weights, shared, start, stop, L: gl.constexpr, LN: gl.constexpr):
-    """Two rows into shared bf16 [64, 128] (row and head, permuted dimension) -> their weights float32 [64]."""
-    n = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
-    k = gl.arange(0, 128, layout=gl.SliceLayout(0, L))
-    j = k // 8
-    dim = 32 * (k // 2 % 4) + 8 * (j // 4) + j % 4 + 4 * (k % 2)
-    row = start + n // 32
-    at = row.to(gl.int64) * 32 + n % 32
-    q = gl.load(query + at[:, None] * 128 + dim[None, :], mask=(row < stop)[:, None], other=0.0)
-    shared.store(q)
-    n = gl.arange(0, 64, layout=LN)
-    row = start + n // 32
-    return gl.load(weights + row.to(gl.int64) * 32 + n % 32, mask=row < stop, other=0.0).to(gl.float32)
-
-
-@gluon.jit
-def _finish_pair(acc, w, out, coarse, start, stop, key, width):
-    """Weighted head sums of two rows, stored, with the largest of each 8 keys."""
+def _finish(acc, w, out, coarse, first, rows, entry, width, ROWS: gl.constexpr):
+    """Weighted head sums of ROWS rows, stored, with the largest of each 8 keys."""
     weighted = gl.maximum(acc, 0.0) * w[None, :]
-    x = gl.reshape(weighted, (4, 2, 8, 2, 4, 4, 2))  # warp, e, g, row, j, c, b
+    x = gl.reshape(weighted, (4, 2, 8, ROWS, 4, 4, 2))  # warp, e, g, row, j, c, b
     x = gl.permute(x, (0, 2, 1, 3, 5, 4, 6))  # warp, g, e, row, c, j, b
-    x = gl.reshape(x, (64, 2, 4, 8))
-    total = gl.sum(x, 3)  # [64, 2, 4]
-    total = gl.sum(total, 2)  # [64, 2]
-    best = gl.max(gl.reshape(total, (8, 8, 2)), 1)
+    x = gl.reshape(x, (64, ROWS, 4, 8))
+    total = gl.sum(gl.sum(x, 3), 2)  # [64, ROWS]
+    best = gl.max(gl.reshape(total, (8, 8, ROWS)), 1)
     LS: gl.constexpr = total.type.layout
-    row = start + gl.arange(0, 2, layout=gl.SliceLayout(0, LS))
-    entry = key + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
-    at = out + row.to(gl.int64)[None, :] * width + entry[:, None]
-    gl.store(at, total.to(gl.bfloat16), mask=(row < stop)[None, :])
+    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LS))
+    at = (row * width)[None, :] + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))[:, None]
+    gl.store(out + entry + at, total.to(gl.bfloat16), mask=(row < rows)[None, :])
     LB: gl.constexpr = best.type.layout
-    row = start + gl.arange(0, 2, layout=gl.SliceLayout(0, LB))
-    block = key // 8 + gl.arange(0, 8, layout=gl.SliceLayout(1, LB))
-    at = coarse + row.to(gl.int64)[None, :] * (width // 8) + block[:, None]
-    gl.store(at, best.to(gl.bfloat16), mask=(row < stop)[None, :])
+    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LB))
+    at = (row * (width // 8))[None, :] + gl.arange(0, 8, layout=gl.SliceLayout(1, LB))[:, None]
+    gl.store(coarse + entry // 8 + at, best.to(gl.bfloat16), mask=(row < rows)[None, :])
 
 
 @gluon.jit
-def _load_tile(words, scales, block, slot, block_units, section, per_block, LW: gl.constexpr):
+def _load_tile(words, scales, block, slot, block_units, PER_BLOCK: gl.constexpr, LW: gl.constexpr):
     """Codes int32 [64, 4, 4] and scale bytes int32 [64, 4] of 64 keys of a block, rows in the order of fragments."""
     m = gl.arange(0, 64, layout=gl.SliceLayout(1, gl.SliceLayout(2, LW)))
-    key = slot + ((m & 48) | ((m & 7) << 1) | ((m >> 3) & 1))
+    key = (m & 48) | ((m & 7) << 1) | ((m >> 3) & 1)
     c = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, LW)))
     i = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, LW)))
-    base = block.to(gl.int64) * block_units + section
-    data = words + base // 4
+    base = block.to(gl.int64) * block_units
     offset = gl.expand_dims(key[:, None] * 16 + c[None, :] * 4, 2) + gl.expand_dims(gl.expand_dims(i, 0), 1)
-    found = gl.load(data + offset)
-    exponent = gl.load(scales + base + per_block * 64 + (key[:, None] * 4 + c[None, :]))
+    found = gl.load(words + (base // 4 + slot * 16) + offset)
+    exponent = gl.load(scales + (base + PER_BLOCK * 64 + slot * 4) + (key[:, None] * 4 + c[None, :]))
     return found, exponent
 
 
@@ -123,55 +103,81 @@ def _segment(
     table_row,
     out,
     coarse,
-    tile,
-    segment_end,
-    first_tile,
-    start,
-    stop,
-    block_units,
-    section,
-    per_block,
-    width,
+    entry,
+    end,
+    rows,
     bound,
+    block_units,
+    width,
     shared,
     w0,
     w1,
-    w2,
-    PAIRS: gl.constexpr,
+    FULL: gl.constexpr,
+    REST: gl.constexpr,
+    PER_BLOCK: gl.constexpr,
     LW: gl.constexpr,
     LA: gl.constexpr,
-    LC: gl.constexpr,
+    LC0: gl.constexpr,
+    LC1: gl.constexpr,
 ):
-    zero = gl.full((64, 64), 0.0, gl.float32, LC)
-    entry = (tile - first_tile) * 64
+    """Entries entry .. end - 1: FULL rows and REST rows of a group."""
     found, exponent = _load_tile(
-        words, storage, gl.load(table_row + entry // per_block), entry % per_block, block_units, section, per_block, LW
+        words, storage, gl.load(table_row + entry // PER_BLOCK), entry % PER_BLOCK, block_units, PER_BLOCK, LW
     )
     following = gl.minimum(entry + 64, bound - 64)
-    block = gl.load(table_row + following // per_block)
-    for t in range(tile, segment_end):
-        entry = (t - first_tile) * 64
-        scale = gl.expand_dims(_packed_scale(exponent), 2)
-        packed, scale = gl.broadcast(found, scale)
+    block = gl.load(table_row + following // PER_BLOCK)
+    for at in range(entry, end, 64):
+        packed, scale = gl.broadcast(found, gl.expand_dims(_packed_scale(exponent), 2))
         a = _decode(packed, scale, LA)
-        following = gl.minimum(entry + 64, bound - 64)
-        acc0 = hopper.warpgroup_mma(a, shared.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
-        if PAIRS > 1:
-            acc1 = hopper.warpgroup_mma(a, shared.index(1).permute((1, 0)), zero, use_acc=False, is_async=True)
-        if PAIRS > 2:
-            acc2 = hopper.warpgroup_mma(a, shared.index(2).permute((1, 0)), zero, use_acc=False, is_async=True)
-        found, exponent = _load_tile(
-            words, storage, gl.maximum(block, 0), following % per_block, block_units, section, per_block, LW
+        acc0 = hopper.warpgroup_mma(
+            a,
+            shared.slice(0, FULL * 32).permute((1, 0)),
+            gl.full((64, FULL * 32), 0.0, gl.float32, LC0),
+            use_acc=False,
+            is_async=True,
         )
-        block = gl.load(table_row + gl.minimum(entry + 128, bound - 64) // per_block)
-        acc0 = hopper.warpgroup_mma_wait(PAIRS - 1, deps=(acc0,))
-        _finish_pair(acc0, w0, out, coarse, start, stop, entry, width)
-        if PAIRS > 1:
-            acc1 = hopper.warpgroup_mma_wait(PAIRS - 2, deps=(acc1,))
-            _finish_pair(acc1, w1, out, coarse, start + 2, stop, entry, width)
-        if PAIRS > 2:
-            acc2 = hopper.warpgroup_mma_wait(0, deps=(acc2,))
-            _finish_pair(acc2, w2, out, coarse, start + 4, stop, entry, width)
+        if REST > 0:
+            acc1 = hopper.warpgroup_mma(
+                a,
+                shared.slice(128, REST * 32).permute((1, 0)),
+                gl.full((64, REST * 32), 0.0, gl.float32, LC1),
+                use_acc=False,
+                is_async=True,
+            )
+        following = gl.minimum(at + 64, bound - 64)
+        found, exponent = _load_tile(
+            words, storage, gl.maximum(block, 0), following % PER_BLOCK, block_units, PER_BLOCK, LW
+        )
+        block = gl.load(table_row + gl.minimum(at + 128, bound - 64) // PER_BLOCK)
+        if REST > 0:
+            acc0 = hopper.warpgroup_mma_wait(1, deps=(acc0,))
+            _finish(acc0, w0, out, coarse, 0, rows, at, width, FULL)
+            acc1 = hopper.warpgroup_mma_wait(0, deps=(acc1,))
+            _finish(acc1, w1, out, coarse, FULL, rows, at, width, REST)
+        else:
+            acc0 = hopper.warpgroup_mma_wait(0, deps=(acc0,))
+            _finish(acc0, w0, out, coarse, 0, rows, at, width, FULL)
+
+
+@gluon.jit
+def _load_weights(weights, start, stop, first, ROWS: gl.constexpr, LC: gl.constexpr):
+    n = gl.arange(0, 32 * ROWS, layout=gl.SliceLayout(0, LC))
+    row = start + first + n // 32
+    return gl.load(weights + row.to(gl.int64) * 32 + n % 32, mask=row < stop, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def _stage_query(query, shared, start, stop, L: gl.constexpr):
+    """Six rows into shared bf16 [256, 128] (row and head, permuted dimension)."""
+    for first in gl.static_range(3):
+        n = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
+        k = gl.arange(0, 128, layout=gl.SliceLayout(0, L))
+        j = k // 8
+        dim = 32 * (k // 2 % 4) + 8 * (j // 4) + j % 4 + 4 * (k % 2)
+        row = start + 2 * first + n // 32
+        at = row.to(gl.int64) * 32 + n % 32
+        q = gl.load(query + at[:, None] * 128 + dim[None, :], mask=(row < stop)[:, None], other=0.0)
+        shared.slice(64 * first, 64).store(q)
 
 
 @gluon.jit
@@ -189,9 +195,9 @@ def _score_groups_hopper(
     coarse,
     block_units,
     section,
-    per_block,
     table_width,
     width,
+    PER_BLOCK: gl.constexpr,
 ):
     LW: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[0, 0, 1], [0, 0, 2], [8, 0, 0]],
@@ -200,106 +206,84 @@ def _score_groups_hopper(
         block_bases=[],
         shape=[64, 4, 4],
     )
-    LC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    LA: gl.constexpr = gl.DotOperandLayout(0, LC, 2)
+    LC4: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
+    LC2: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    LA: gl.constexpr = gl.DotOperandLayout(0, LC2, 2)
     LQ: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    LN: gl.constexpr = gl.SliceLayout(0, LC)
     SH: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    shared = gl.allocate_shared_memory(gl.bfloat16, [3, 64, 128], SH)
+    shared = gl.allocate_shared_memory(gl.bfloat16, [256, 128], SH)
     groups = gl.load(count)
     total = gl.load(tiles + groups).to(gl.int64)
     tile = (gl.program_id(0) * total // gl.num_programs(0)).to(gl.int32)
     end = ((gl.program_id(0) + 1) * total // gl.num_programs(0)).to(gl.int32)
     group = find_group(tiles, groups, tile)
-    bound = table_width * per_block
+    bound = table_width * PER_BLOCK
+    words += section // 4
+    storage += section
     while tile < end:
         start = gl.load(starts + group)
         stop = gl.load(starts + group + 1)
         first_tile = gl.load(tiles + group)
         segment_end = gl.minimum(end, gl.load(tiles + group + 1))
         if tile < segment_end:
+            rows = stop - start
             table_row = table + gl.load(row_seq + start).to(gl.int64) * table_width
-            w0 = _stage_query(query, weights, shared.index(0), start, stop, LQ, LN)
-            w1 = _stage_query(query, weights, shared.index(1), start + 2, stop, LQ, LN)
-            w2 = _stage_query(query, weights, shared.index(2), start + 4, stop, LQ, LN)
+            own_out = out + start.to(gl.int64) * width
+            own_coarse = coarse + start.to(gl.int64) * (width // 8)
+            first = (tile - first_tile) * 64
+            last = (segment_end - first_tile) * 64
+            _stage_query(query, shared, start, stop, LQ)
             hopper.fence_async_shared()
-            if stop - start > 4:
+            w2 = _load_weights(weights, start, stop, 0, 2, LC2)
+            if rows > 2:
+                w0 = _load_weights(weights, start, stop, 0, 4, LC4)
+                w1 = _load_weights(weights, start, stop, 4, 2, LC2)
                 _segment(
                     words,
                     storage,
                     table_row,
-                    out,
-                    coarse,
-                    tile,
-                    segment_end,
-                    first_tile,
-                    start,
-                    stop,
-                    block_units,
-                    section,
-                    per_block,
-                    width,
+                    own_out,
+                    own_coarse,
+                    first,
+                    last,
+                    rows,
                     bound,
+                    block_units,
+                    width,
                     shared,
                     w0,
                     w1,
-                    w2,
-                    3,
-                    LW,
-                    LA,
-                    LC,
-                )
-            elif stop - start > 2:
-                _segment(
-                    words,
-                    storage,
-                    table_row,
-                    out,
-                    coarse,
-                    tile,
-                    segment_end,
-                    first_tile,
-                    start,
-                    stop,
-                    block_units,
-                    section,
-                    per_block,
-                    width,
-                    bound,
-                    shared,
-                    w0,
-                    w1,
-                    w2,
+                    4,
                     2,
+                    PER_BLOCK,
                     LW,
                     LA,
-                    LC,
+                    LC4,
+                    LC2,
                 )
             else:
                 _segment(
                     words,
                     storage,
                     table_row,
-                    out,
-                    coarse,
-                    tile,
-                    segment_end,
-                    first_tile,
-                    start,
-                    stop,
-                    block_units,
-                    section,
-                    per_block,
-                    width,
+                    own_out,
+                    own_coarse,
+                    first,
+                    last,
+                    rows,
                     bound,
+                    block_units,
+                    width,
                     shared,
-                    w0,
-                    w1,
                     w2,
-                    1,
+                    w2,
+                    2,
+                    0,
+                    PER_BLOCK,
                     LW,
                     LA,
-                    LC,
+                    LC2,
+                    LC2,
                 )
         tile = segment_end
         group += 1
@@ -334,8 +318,8 @@ def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse
         coarse,
         keys.storage.shape[1],
         keys.offset,
-        keys.entries_per_block,
         block_table.shape[1],
         out.shape[1],
+        PER_BLOCK=keys.entries_per_block,
         num_warps=4,
     )
