@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
 from shoal_kernels.ops.indexer.row_groups import find_group
+from shoal_kernels.ops.indexer.sort_keys import COARSE
 
 TILE = 64
 
@@ -57,35 +58,65 @@ def _decode(words, scale, LA: gl.constexpr):
 
 
 @gluon.jit
-def _finish(acc, w, out, coarse, first, rows, entry, width, ROWS: gl.constexpr):
-    """Weighted head sums of ROWS rows, stored, with the largest of each 8 keys."""
+def _finish(acc, w, out, coarse, listed, length, first, rows, entry, width, ROWS: gl.constexpr, LISTED: gl.constexpr):
+    """Weighted head sums of ROWS rows, stored; of all entries also the largest of each 8."""
     weighted = gl.maximum(acc, 0.0) * w[None, :]
     x = gl.reshape(weighted, (4, 2, 8, ROWS, 4, 4, 2))  # warp, e, g, row, j, c, b
     x = gl.permute(x, (0, 2, 1, 3, 5, 4, 6))  # warp, g, e, row, c, j, b
     x = gl.reshape(x, (64, ROWS, 4, 8))
     total = gl.sum(gl.sum(x, 3), 2)  # [64, ROWS]
-    best = gl.max(gl.reshape(total, (8, 8, ROWS)), 1)
     LS: gl.constexpr = total.type.layout
     row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LS))
-    at = (row * width)[None, :] + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))[:, None]
-    gl.store(out + entry + at, total.to(gl.bfloat16), mask=(row < rows)[None, :])
-    LB: gl.constexpr = best.type.layout
-    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LB))
-    at = (row * (width // 8))[None, :] + gl.arange(0, 8, layout=gl.SliceLayout(1, LB))[:, None]
-    gl.store(coarse + entry // 8 + at, best.to(gl.bfloat16), mask=(row < rows)[None, :])
+    key = gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
+    if LISTED:
+        place = entry + key
+        chosen = gl.load(listed + gl.minimum(place // 8, length - 1))
+        at = (row * width)[None, :] + (chosen * 8 + key % 8)[:, None]
+        gl.store(out + at, total.to(gl.bfloat16), mask=(row < rows)[None, :] & (place < length * 8)[:, None])
+    else:
+        at = (row * width)[None, :] + key[:, None]
+        gl.store(out + entry + at, total.to(gl.bfloat16), mask=(row < rows)[None, :])
+        best = gl.max(gl.reshape(total, (8, 8, ROWS)), 1)
+        LB: gl.constexpr = best.type.layout
+        row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LB))
+        at = (row * (width // 8))[None, :] + gl.arange(0, 8, layout=gl.SliceLayout(1, LB))[:, None]
+        gl.store(coarse + entry // 8 + at, best.to(gl.bfloat16), mask=(row < rows)[None, :])
 
 
 @gluon.jit
-def _load_tile(words, scales, block, slot, block_units, PER_BLOCK: gl.constexpr, LW: gl.constexpr):
-    """Codes int32 [64, 4, 4] and scale bytes int32 [64, 4] of 64 keys of a block, rows in the order of fragments."""
+def _find_tile(
+    table_row, listed, length, entry, bound, LISTED: gl.constexpr, PER_BLOCK: gl.constexpr, LW: gl.constexpr
+):
+    """Block and slot of the keys from place `entry` on: of the first, or LISTED of each; any where there is none."""
+    if LISTED:
+        m = gl.arange(0, 64, layout=gl.SliceLayout(1, gl.SliceLayout(2, LW)))
+        key = (m & 48) | ((m & 7) << 1) | ((m >> 3) & 1)
+        chosen = gl.load(listed + gl.minimum((entry + key) // 8, length - 1))
+        at = gl.minimum(chosen * 8, bound - 8) + key % 8
+    else:
+        at = gl.minimum(entry, bound - 64)
+    return gl.maximum(gl.load(table_row + at // PER_BLOCK), 0), at % PER_BLOCK
+
+
+@gluon.jit
+def _load_tile(
+    words, scales, block, slot, block_units, LISTED: gl.constexpr, PER_BLOCK: gl.constexpr, LW: gl.constexpr
+):
+    """Codes int32 [64, 4, 4] and scale bytes [64, 4] of 64 keys, rows in the order of fragments."""
     m = gl.arange(0, 64, layout=gl.SliceLayout(1, gl.SliceLayout(2, LW)))
     key = (m & 48) | ((m & 7) << 1) | ((m >> 3) & 1)
     c = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, LW)))
     i = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, LW)))
     base = block.to(gl.int64) * block_units
-    offset = gl.expand_dims(key[:, None] * 16 + c[None, :] * 4, 2) + gl.expand_dims(gl.expand_dims(i, 0), 1)
-    found = gl.load(words + (base // 4 + slot * 16) + offset)
-    exponent = gl.load(scales + (base + PER_BLOCK * 64 + slot * 4) + (key[:, None] * 4 + c[None, :]))
+    if LISTED:
+        word = words + (base // 4 + slot * 16)
+        offset = gl.expand_dims(gl.expand_dims(c * 4, 0), 2) + gl.expand_dims(gl.expand_dims(i, 0), 1)
+        found = gl.load(gl.expand_dims(word[:, None], 2) + offset)
+        exponent = gl.load((scales + (base + PER_BLOCK * 64 + slot * 4))[:, None] + c[None, :])
+    else:
+        offset = gl.expand_dims(key[:, None] * 16 + c[None, :] * 4, 2) + gl.expand_dims(gl.expand_dims(i, 0), 1)
+        found = gl.load(words + (base // 4 + slot * 16) + offset)
+        exponent = gl.load(scales + (base + PER_BLOCK * 64 + slot * 4) + (key[:, None] * 4 + c[None, :]))
     return found, exponent
 
 
@@ -103,6 +134,8 @@ def _segment(
     table_row,
     out,
     coarse,
+    listed,
+    length,
     entry,
     end,
     rows,
@@ -114,49 +147,38 @@ def _segment(
     w1,
     FULL: gl.constexpr,
     REST: gl.constexpr,
+    LISTED: gl.constexpr,
     PER_BLOCK: gl.constexpr,
     LW: gl.constexpr,
     LA: gl.constexpr,
     LC0: gl.constexpr,
     LC1: gl.constexpr,
 ):
-    """Entries entry .. end - 1: FULL rows and REST rows of a group."""
-    found, exponent = _load_tile(
-        words, storage, gl.load(table_row + entry // PER_BLOCK), entry % PER_BLOCK, block_units, PER_BLOCK, LW
-    )
-    following = gl.minimum(entry + 64, bound - 64)
-    block = gl.load(table_row + following // PER_BLOCK)
+    """Entries (or places of the list) entry .. end - 1 for FULL and REST rows of a group."""
+    block, slot = _find_tile(table_row, listed, length, entry, bound, LISTED, PER_BLOCK, LW)
+    found, exponent = _load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
+    block, slot = _find_tile(table_row, listed, length, entry + 64, bound, LISTED, PER_BLOCK, LW)
     for at in range(entry, end, 64):
         packed, scale = gl.broadcast(found, gl.expand_dims(_packed_scale(exponent), 2))
         a = _decode(packed, scale, LA)
-        acc0 = hopper.warpgroup_mma(
-            a,
-            shared.slice(0, FULL * 32).permute((1, 0)),
-            gl.full((64, FULL * 32), 0.0, gl.float32, LC0),
-            use_acc=False,
-            is_async=True,
-        )
+        q0 = shared.slice(0, FULL * 32).permute((1, 0))
+        acc0 = gl.full((64, FULL * 32), 0.0, gl.float32, LC0)
+        acc0 = hopper.warpgroup_mma(a, q0, acc0, use_acc=False, is_async=True)
         if REST > 0:
-            acc1 = hopper.warpgroup_mma(
-                a,
-                shared.slice(128, REST * 32).permute((1, 0)),
-                gl.full((64, REST * 32), 0.0, gl.float32, LC1),
-                use_acc=False,
-                is_async=True,
-            )
-        following = gl.minimum(at + 64, bound - 64)
-        found, exponent = _load_tile(
-            words, storage, gl.maximum(block, 0), following % PER_BLOCK, block_units, PER_BLOCK, LW
-        )
-        block = gl.load(table_row + gl.minimum(at + 128, bound - 64) // PER_BLOCK)
+            q1 = shared.slice(FULL * 32, REST * 32).permute((1, 0))
+            acc1 = gl.full((64, REST * 32), 0.0, gl.float32, LC1)
+            acc1 = hopper.warpgroup_mma(a, q1, acc1, use_acc=False, is_async=True)
+        # The next tile's keys, and where those of the one after are, arrive during the products.
+        found, exponent = _load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
+        block, slot = _find_tile(table_row, listed, length, at + 128, bound, LISTED, PER_BLOCK, LW)
         if REST > 0:
             acc0 = hopper.warpgroup_mma_wait(1, deps=(acc0,))
-            _finish(acc0, w0, out, coarse, 0, rows, at, width, FULL)
+            _finish(acc0, w0, out, coarse, listed, length, 0, rows, at, width, FULL, LISTED)
             acc1 = hopper.warpgroup_mma_wait(0, deps=(acc1,))
-            _finish(acc1, w1, out, coarse, FULL, rows, at, width, REST)
+            _finish(acc1, w1, out, coarse, listed, length, FULL, rows, at, width, REST, LISTED)
         else:
             acc0 = hopper.warpgroup_mma_wait(0, deps=(acc0,))
-            _finish(acc0, w0, out, coarse, 0, rows, at, width, FULL)
+            _finish(acc0, w0, out, coarse, listed, length, 0, rows, at, width, FULL, LISTED)
 
 
 @gluon.jit
@@ -193,10 +215,14 @@ def _score_groups_hopper(
     count,
     out,
     coarse,
+    united,
+    lengths,
     block_units,
     section,
     table_width,
     width,
+    list_width,
+    LISTED: gl.constexpr,
     PER_BLOCK: gl.constexpr,
 ):
     LW: gl.constexpr = gl.DistributedLinearLayout(
@@ -230,31 +256,35 @@ def _score_groups_hopper(
             table_row = table + gl.load(row_seq + start).to(gl.int64) * table_width
             own_out = out + start.to(gl.int64) * width
             own_coarse = coarse + start.to(gl.int64) * (width // 8)
-            first = (tile - first_tile) * 64
+            listed = united + group.to(gl.int64) * list_width
+            length = 0
+            if LISTED:
+                length = gl.load(lengths + group)
+            entry = (tile - first_tile) * 64
             last = (segment_end - first_tile) * 64
             _stage_query(query, shared, start, stop, LQ)
             hopper.fence_async_shared()
-            w2 = _load_weights(weights, start, stop, 0, 2, LC2)
             if rows > 2:
-                w0 = _load_weights(weights, start, stop, 0, 4, LC4)
-                w1 = _load_weights(weights, start, stop, 4, 2, LC2)
                 _segment(
                     words,
                     storage,
                     table_row,
                     own_out,
                     own_coarse,
-                    first,
+                    listed,
+                    length,
+                    entry,
                     last,
                     rows,
                     bound,
                     block_units,
                     width,
                     shared,
-                    w0,
-                    w1,
+                    _load_weights(weights, start, stop, 0, 4, LC4),
+                    _load_weights(weights, start, stop, 4, 2, LC2),
                     4,
                     2,
+                    LISTED,
                     PER_BLOCK,
                     LW,
                     LA,
@@ -262,23 +292,27 @@ def _score_groups_hopper(
                     LC2,
                 )
             else:
+                w = _load_weights(weights, start, stop, 0, 2, LC2)
                 _segment(
                     words,
                     storage,
                     table_row,
                     own_out,
                     own_coarse,
-                    first,
+                    listed,
+                    length,
+                    entry,
                     last,
                     rows,
                     bound,
                     block_units,
                     width,
                     shared,
-                    w2,
-                    w2,
+                    w,
+                    w,
                     2,
                     0,
+                    LISTED,
                     PER_BLOCK,
                     LW,
                     LA,
@@ -289,12 +323,13 @@ def _score_groups_hopper(
         group += 1
 
 
-def can_score(query, keys):
-    """Whether the kernel serves these static shapes on this device."""
+def can_score(query, keys, size):
+    """Whether the kernel serves these static shapes on this device; `size`: entries of a listed block."""
     return (
         query.device.type == "cuda"
         and torch.cuda.get_device_capability(query.device)[0] == 9
         and query.shape[1:] == (32, 128)
+        and size == COARSE
         and keys.page_split
         and keys.entries_per_block % TILE == 0
         and keys.storage.shape[1] % 16 == 0
@@ -302,7 +337,7 @@ def can_score(query, keys):
     )
 
 
-def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs):
+def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs, united=None, size=COARSE):
     """As `scores_triton.score_groups`."""
     _score_groups_hopper[(2 * programs,)](
         query,
@@ -316,10 +351,14 @@ def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse
         groups.count,
         out,
         coarse,
+        groups.starts if united is None else united.blocks,
+        groups.starts if united is None else united.lengths,
         keys.storage.shape[1],
         keys.offset,
         block_table.shape[1],
         out.shape[1],
+        0 if united is None else united.blocks.shape[1],
+        LISTED=united is not None,
         PER_BLOCK=keys.entries_per_block,
         num_warps=4,
     )

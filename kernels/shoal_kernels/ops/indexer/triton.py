@@ -12,8 +12,8 @@ import torch
 
 from shoal_kernels.ops.indexer import pick_triton as picking
 from shoal_kernels.ops.indexer import scores_hopper
-from shoal_kernels.ops.indexer.row_groups import GROUP, find_groups
-from shoal_kernels.ops.indexer.scores_triton import TILE, score_candidates, score_groups
+from shoal_kernels.ops.indexer.row_groups import GROUP, find_groups, unite_candidates
+from shoal_kernels.ops.indexer.scores_triton import TILE, score_groups
 from shoal_kernels.ops.indexer.sort_keys import COARSE
 
 _SCRATCH_BYTES = 512 << 20
@@ -22,6 +22,11 @@ _SCRATCH_BYTES = 512 << 20
 @functools.cache
 def _num_programs(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _scorer(query, keys, size):
+    """The fastest kernel for these static shapes on this device."""
+    return scores_hopper.score_groups if scores_hopper.can_score(query, keys, size) else score_groups
 
 
 def _score_all(query, weights, keys, block_table, row_seq, n_vis):
@@ -33,7 +38,7 @@ def _score_all(query, weights, keys, block_table, row_seq, n_vis):
     coarse = torch.empty(rows, width // COARSE, dtype=torch.bfloat16, device=query.device)
     if found.numel():
         groups = find_groups(row_seq, n_vis, bound, TILE)
-        score = scores_hopper.score_groups if scores_hopper.can_score(query, keys) else score_groups
+        score = _scorer(query, keys, COARSE)
         score(query, weights, keys, block_table, row_seq, groups, found, coarse, _num_programs(query.device))
     return found, coarse
 
@@ -52,19 +57,18 @@ def indexer_select(query, weights, keys, block_table, row_seq, n_vis, k, candida
     query, weights, keys, block_table, row_seq, n_vis = _contiguous(query, weights, keys, block_table, row_seq, n_vis)
     entries = torch.empty(rows, k, dtype=torch.int32, device=device)
     blocks = torch.empty(rows, num_blocks, dtype=torch.int32, device=device)
-    if candidates is None:
-        length = block_table.shape[1] * keys.entries_per_block
-    else:
-        candidates, length = candidates.contiguous(), candidates.shape[1] * block_size
+    bound = block_table.shape[1] * keys.entries_per_block
+    listed = 0 if candidates is None else min(GROUP * candidates.shape[1], -(-bound // block_size))
     # Rows at a time, so that scratch is bounded; whole groups of a verify batch.
-    tile = max(1, _SCRATCH_BYTES // (max(length, 1) * 9 // 4 + 4 * k) // GROUP) * GROUP
+    row_bytes = max(1, bound * 9 // 4 + 4 * k + 4 * listed)
+    tile = max(1, _SCRATCH_BYTES // row_bytes // GROUP) * GROUP
     for start in range(0, rows, tile):
         part = slice(start, start + tile)
         arguments = query[part], weights[part], keys, block_table, row_seq[part], n_vis[part]
         if candidates is None:
             _choose_of_all(*arguments, entries[part], blocks[part], block_size)
         else:
-            _choose_of_candidates(*arguments, candidates[part], block_size, entries[part])
+            _choose_of_candidates(*arguments, candidates[part].contiguous(), block_size, entries[part])
     return entries, blocks
 
 
@@ -101,10 +105,16 @@ def _choose_of_all(query, weights, keys, block_table, row_seq, n_vis, entries, b
 
 def _choose_of_candidates(query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, entries):
     rows, listed = candidates.shape
-    length, bound = listed * block_size, block_table.shape[1] * keys.entries_per_block
-    if rows == 0 or length == 0 or bound == 0:
+    bound = block_table.shape[1] * keys.entries_per_block
+    if rows == 0 or listed == 0 or bound == 0:
         entries.fill_(-1)
         return
-    found = torch.empty(rows, -(-length // TILE) * TILE, dtype=torch.bfloat16, device=query.device)
-    score_candidates(query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, found)
-    picking.pick(picking.LISTED, found, entries, n_vis, length, bound, size=block_size, blocks=candidates)
+    groups, united = unite_candidates(candidates, block_size, row_seq, n_vis, bound, TILE)
+    # The scores of the group's candidates lie at their entries; what is between is never read.
+    found = torch.empty(rows, -(-bound // TILE) * TILE, dtype=torch.bfloat16, device=query.device)
+    programs = _num_programs(query.device)
+    score = _scorer(query, keys, block_size)
+    score(query, weights, keys, block_table, row_seq, groups, found, found, programs, united, block_size)
+    picking.pick(
+        picking.GATHERED, found, entries, n_vis, listed * block_size, bound, size=block_size, blocks=candidates
+    )
