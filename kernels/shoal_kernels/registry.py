@@ -97,8 +97,12 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "indexer_scores": _entry("indexer", "indexer_scores"),
     "indexer_select": _entry("indexer", "indexer_select"),
     "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("tilelang", "triton")),
+    "edit_logits": _entry("sampling", "edit_logits"),
     "filter_logits": _entry("sampling", "filter_logits"),
+    "logprobs": _entry("sampling", "logprobs"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
+    "lm_head_argmax": _entry("lm_head", "lm_head_argmax"),
+    "markov_loop": _entry("lm_head", "markov_loop"),
 }
 
 _chosen: dict[tuple[str, str, str, str | None], Kernel] = {}
