@@ -17,12 +17,14 @@ from shoal_model.backbone import Backbone
 from shoal_model.cache import ModelCache
 from shoal_model.checkpoint import Checkpoint
 from shoal_model.config import ModelConfig
+from shoal_model.device import open_device, served_precision
 from shoal_model.draft import Anchor, Drafter, DraftHead, MarkovStep
 from shoal_model.kv_layout import KvLayout
 from shoal_model.layer_map import build_layer_map
 from shoal_model.load_weights import load_weights
 from shoal_model.pages import PagedCache
 from shoal_model.rows import HalfPlan, RowBatch, StepLimits, plan_step
+from shoal_model.shipping import ship
 from shoal_model.state import StateSlots
 from shoal_model.trace import SILENT, Trace
 from shoal_model.weights import BackboneWeights
@@ -44,7 +46,9 @@ class NoDraftHead(RuntimeError):
 class Model:
     """DeepSeek-V4.1 for text over one paged cache and one set of state slots.
 
-    Not thread-safe: one thread runs steps. A row's bits depend on that row's own inputs only, in precision SERVED.
+    Not thread-safe: one thread runs steps. A row's bits depend on that row's own inputs only, in precisions SERVED and
+    SERVED_BF16. Steps are planned in host memory; on an accelerator, what a step needs goes there in one copy, and
+    nothing is read back before the caller asks for it.
     """
 
     def __init__(
@@ -57,8 +61,8 @@ class Model:
         num_blocks: int,
         num_slots: int,
     ) -> None:
-        if torch.device(device).type != "cpu":
-            raise ValueError(f"device {device} is not supported: steps are planned for host memory")
+        """`weights` lie on `device`, prepared for `precision`."""
+        self.device = torch.device(device)
         self.config = config
         self.precision = precision
         self.layer_map = build_layer_map(config)
@@ -78,7 +82,6 @@ class Model:
             backtrack=self.backtrack,
             head_dim=config.head_dim,
             window_format=window_format(config.head_dim, precision),
-            dtype=precision.dtype,
             device=device,
         )
         self._limits = StepLimits(
@@ -104,6 +107,7 @@ class Model:
             beta_slow=scaling.beta_slow,
             original_max_positions=scaling.original_max_position_embeddings,
         )
+        self._ropes = (plain, compressed)
         self.backbone = Backbone(
             weights,
             config,
@@ -116,21 +120,29 @@ class Model:
         )
         self.drafter: Drafter | None = None
         if weights.draft is not None and config.dspark is not None:
-            self.drafter = Drafter(weights.draft, weights, config, config.dspark, precision, state, plain)
+            self.drafter = Drafter(
+                weights.draft, weights, config, config.dspark, precision, state, plain, self.device
+            )
 
     @classmethod
     def load(
         cls,
         directory: str | Path,
         *,
-        precision: Precision = SERVED,
+        precision: Precision | None = None,
         device: torch.device | str = "cpu",
         num_blocks: int,
         num_slots: int,
     ) -> Model:
-        """Read a checkpoint folder. Raises CheckpointError naming the file and the tensor or field at fault."""
+        """Read a checkpoint folder. Without `precision` the one that the device serves in.
+
+        raises   CheckpointError naming the file and the tensor or field at fault; ValueError for no name of a device;
+                 DeviceUnavailable
+        """
+        device = open_device(device)
+        precision = precision or served_precision(device)
         checkpoint = Checkpoint.open(directory)
-        weights = load_weights(checkpoint, device=device)
+        weights = load_weights(checkpoint, precision=precision, device=device)
         return cls(
             checkpoint.config,
             weights,
@@ -161,12 +173,18 @@ class Model:
         raises   ValueError for a malformed batch, StaleRingRead where a ring lacks a position that a row needs
         """
         self.cache.state.reserve(sum(len(segment.token_ids) for segment in batch.segments))
-        step = plan_step(
+        planned = plan_step(
             batch, self.cache.state, window=self.config.sliding_window, ratios=self._ratios, limits=self._limits
         )
-        result = self.backbone.run(step, trace)
+        highest = max(segment.start + len(segment.token_ids) for segment in batch.segments) - 1
+        for table in self._ropes:
+            table.cover(highest, self.device, self.precision.wide)
+        fetched = self.backbone.look_up(planned, self.device, trace)
+        step = ship(planned, self.device)
+        result = self.backbone.run(step, fetched, trace)
         if result is None or step.decoder is None:
-            return ForwardResult(torch.empty((0, self.config.hidden_size), dtype=self.precision.dtype))
+            empty = torch.empty((0, self.config.hidden_size), dtype=self.precision.dtype, device=self.device)
+            return ForwardResult(empty)
         if self.drafter is not None and result.taps is not None:
             self._write_draft_context(self.drafter, result.taps, step.decoder, trace)
         trace.record("", "final_hidden", result.hidden)
