@@ -25,6 +25,15 @@ class DeviceUnavailable(RuntimeError):
     """The device asked for is not here, or no kernels run on it."""
 
 
+class CacheTooLarge(RuntimeError):
+    """Blocks and state slots need more memory than the device has left."""
+
+    def __init__(self, message: str, *, wanted: int, free: int) -> None:
+        super().__init__(message)
+        self.wanted = wanted
+        self.free = free
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceName:
     """A device as a person writes it. Without `index`: the first of its kind."""
@@ -99,6 +108,17 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def check_room(device: torch.device, wanted: int, what: str) -> None:
+    """Raises CacheTooLarge where `wanted` bytes are not free on an accelerator."""
+    free = free_bytes(device)
+    if free is not None and wanted > free:
+        raise CacheTooLarge(
+            f"{what} need {wanted / 2**30:.1f} GiB, of the memory of device {device} {free / 2**30:.1f} GiB are free",
+            wanted=wanted,
+            free=free,
+        )
 
 
 def _version(package: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from shoal_kernels.ops import hyper_connections, linear, norm_rope, records
+from shoal_kernels.ops.lm_head import MarkovDraft, markov_loop
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.precision import Precision
 from torch import Tensor
@@ -16,6 +17,7 @@ from shoal_model.attention import Attention
 from shoal_model.block import Block, Normed, Streams, collapse_norm, embed
 from shoal_model.config import DsparkConfig, ModelConfig
 from shoal_model.rings import Ring
+from shoal_model.sampler import RowChoice
 from shoal_model.shipping import ship
 from shoal_model.state import StateSlots
 from shoal_model.trace import Trace
@@ -157,6 +159,27 @@ class Drafter:
             torch.cat([hidden, embedded], dim=1), self._weights.confidence, out="f32", precision=self._precision
         )
         return MarkovStep(base_logits + bias, confidence[:, 0])
+
+    def markov_loop(self, head: DraftHead, previous: Tensor, choice: RowChoice, width: int) -> MarkovDraft:
+        """`width` draft positions of every anchor, one after the other without a look from outside.
+
+        previous  int64 [n], the anchors' tokens
+        choice    of the n anchors; its positions are the output indices of the first draft
+        """
+        return markov_loop(
+            head.base_logits,
+            head.hidden,
+            previous,
+            self._weights.markov_embed,
+            self._weights.markov_head,
+            self._weights.confidence,
+            choice.inverse_temperature,
+            choice.seeds,
+            choice.positions,
+            choice.is_greedy,
+            width=width,
+            precision=self._precision,
+        )
 
     def _head(self, streams: Streams, count: int) -> DraftHead:
         hidden = hyper_connections.collapse(streams.x, streams.pre, precision=self._precision)

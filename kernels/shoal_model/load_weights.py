@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from shoal_kernels.ops.engram import EngramTable, gate_weight
 from shoal_kernels.ops.experts import ExpertWeights
@@ -15,7 +17,7 @@ from shoal_model.config import ModelConfig
 from shoal_model.engram_tables import EngramHash, build_hashes
 from shoal_model.inventory import Part
 from shoal_model.layer_map import LayerPlan, build_layer_map
-from shoal_model.tensor_reader import TensorReader
+from shoal_model.tensor_reader import TensorReader, TensorSource
 from shoal_model.token_map import load_compressed_ids
 from shoal_model.weights import (
     AttentionWeights,
@@ -45,8 +47,21 @@ def load_weights(
         compressed_ids = torch.from_numpy(load_compressed_ids(checkpoint.directory, config))
     reader = TensorReader(checkpoint, device)
     reader.skip(Part.VISION)
+    weights = prepare_weights(config, reader, hashes, compressed_ids, precision)
+    reader.finish()
+    return weights
+
+
+def prepare_weights(
+    config: ModelConfig,
+    reader: TensorSource,
+    hashes: Mapping[int, EngramHash],
+    compressed_ids: Tensor | None,
+    precision: Precision,
+) -> BackboneWeights:
+    """Weights from the tensors that `reader` hands out by name; `hashes` by Engram layer."""
     loader = _Loader(config, reader, keep_bytes=precision.keeps_bytes)
-    weights = BackboneWeights(
+    return BackboneWeights(
         embed=reader.take("embed.weight"),
         layers=tuple(loader.layer(plan, hashes.get(plan.layer)) for plan in build_layer_map(config).layers),
         norm=loader.vector("norm.weight"),
@@ -54,14 +69,12 @@ def load_weights(
         compressed_ids=compressed_ids,
         draft=loader.draft(),
     )
-    reader.finish()
-    return weights
 
 
 class _Loader:
     """Builds the parts below a name prefix."""
 
-    def __init__(self, config: ModelConfig, reader: TensorReader, *, keep_bytes: bool) -> None:
+    def __init__(self, config: ModelConfig, reader: TensorSource, *, keep_bytes: bool) -> None:
         self._config = config
         self._reader = reader
         self._keep_bytes = keep_bytes

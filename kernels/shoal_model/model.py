@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from shoal_kernels.ops import linear
+from shoal_kernels.ops.lm_head import MarkovDraft, lm_head_argmax
 from shoal_kernels.ops.norm_rope import plain_rope_table, yarn_rope_table
 from shoal_kernels.precision import SERVED, Precision
 from shoal_kernels.row_formats import index_format, main_format, window_format
@@ -17,13 +18,14 @@ from shoal_model.backbone import Backbone
 from shoal_model.cache import ModelCache
 from shoal_model.checkpoint import Checkpoint
 from shoal_model.config import ModelConfig
-from shoal_model.device import open_device, served_precision
+from shoal_model.device import check_room, open_device, served_precision
 from shoal_model.draft import Anchor, Drafter, DraftHead, MarkovStep
 from shoal_model.kv_layout import KvLayout
 from shoal_model.layer_map import build_layer_map
 from shoal_model.load_weights import load_weights
 from shoal_model.pages import PagedCache
 from shoal_model.rows import HalfPlan, RowBatch, StepLimits, plan_step
+from shoal_model.sampler import RowChoice
 from shoal_model.shipping import ship
 from shoal_model.state import StateSlots
 from shoal_model.trace import SILENT, Trace
@@ -61,7 +63,7 @@ class Model:
         num_blocks: int,
         num_slots: int,
     ) -> None:
-        """`weights` lie on `device`, prepared for `precision`."""
+        """`weights` lie on `device`, prepared for `precision`. Raises CacheTooLarge."""
         self.device = torch.device(device)
         self.config = config
         self.precision = precision
@@ -71,6 +73,19 @@ class Model:
         num_layers, boundary, num_draft = config.num_hidden_layers, config.boundary, config.num_draft_blocks
         main, index = main_format(config.head_dim, precision), index_format(config.index_head_dim, precision)
         layout = KvLayout.build([(plan.layer, plan.ratio) for plan in self.layer_map.kv_owners], main, index)
+        slot_bytes = StateSlots.slot_bytes(
+            num_windows=num_layers + num_draft,
+            num_pairs=sum(plan.ratio == 2 for plan in self.layer_map.kv_owners),
+            window=config.sliding_window,
+            backtrack=self.backtrack,
+            head_dim=config.head_dim,
+            precision=precision,
+        )
+        check_room(
+            self.device,
+            num_blocks * layout.block_bytes + num_slots * slot_bytes,
+            f"{num_blocks} blocks and {num_slots} state slots",
+        )
         pages = PagedCache(layout, main, index, num_blocks=num_blocks, device=device)
         state = StateSlots(
             num_slots=num_slots,
@@ -137,7 +152,7 @@ class Model:
         """Read a checkpoint folder. Without `precision` the one that the device serves in.
 
         raises   CheckpointError naming the file and the tensor or field at fault; ValueError for no name of a device;
-                 DeviceUnavailable
+                 DeviceUnavailable; CacheTooLarge
         """
         device = open_device(device)
         precision = precision or served_precision(device)
@@ -194,6 +209,21 @@ class Model:
         """Logits [n, V] of final hidden rows [n, D], not rounded (float32; float64 in precision EXACT)."""
         return linear.linear(hidden, self._weights.head, out="f32", precision=self.precision)
 
+    def choose(self, hidden: Tensor, choice: RowChoice) -> Tensor:
+        """Tokens int64 [n] after final hidden rows [n, D] whose logits are neither edited nor filtered.
+
+        Those that `sample` takes from `logits`, which are not stored here.
+        """
+        return lm_head_argmax(
+            hidden,
+            self._weights.head,
+            choice.inverse_temperature,
+            choice.seeds,
+            choice.positions,
+            choice.is_greedy,
+            precision=self.precision,
+        )
+
     def draft(self, anchors: Sequence[Anchor], trace: Trace = SILENT) -> DraftHead:
         """Hidden rows and base logits of one draft block per anchor. Raises NoDraftHead, StaleRingRead."""
         return self._require_drafter().draft(anchors, trace)
@@ -201,6 +231,10 @@ class Model:
     def markov_step(self, previous: Tensor, base_logits: Tensor, hidden: Tensor) -> MarkovStep:
         """Logits and confidence logit of one draft position, see `Drafter.markov_step`. Raises NoDraftHead."""
         return self._require_drafter().markov_step(previous, base_logits, hidden)
+
+    def markov_loop(self, head: DraftHead, previous: Tensor, choice: RowChoice, width: int) -> MarkovDraft:
+        """Draft tokens that are neither edited nor filtered, see `Drafter.markov_loop`. Raises NoDraftHead."""
+        return self._require_drafter().markov_loop(head, previous, choice, width)
 
     def _write_draft_context(self, drafter: Drafter, taps: Tensor, half: HalfPlan, trace: Trace) -> None:
         """For every decoder row that enters the rings, accepted or not: rejected ones are overwritten by position."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from shoal_kernels.ops.norm_rope import window_dtype, window_units
+from shoal_kernels.precision import Precision
 from shoal_kernels.row_formats import RowFormat
 from torch import Tensor
 
@@ -52,11 +53,20 @@ class StateSlots:
             len(pair_layers),
             (2, head_dim),
             num_slots=num_slots,
-            length=2 + max(0, backtrack - 1),
+            length=_pair_length(backtrack),
             dtype=precision.wide,
             device=device,
         )
         self._groups = (self.encoder, self.decoder, self.draft)
+
+    @staticmethod
+    def slot_bytes(
+        *, num_windows: int, num_pairs: int, window: int, backtrack: int, head_dim: int, precision: Precision
+    ) -> int:
+        """Bytes of the rings of one slot: windows of all layers and draft blocks, and open pairs."""
+        row = window_units(head_dim, precision) * window_dtype(precision).itemsize
+        pair = 2 * head_dim * precision.wide.itemsize
+        return num_windows * (window + backtrack) * row + num_pairs * _pair_length(backtrack) * pair
 
     @property
     def rings(self) -> tuple[Ring, ...]:
@@ -134,3 +144,7 @@ class StateSlots:
         if layers.step != 1 or not chosen or sum(len(ring.layers) for ring in chosen) != len(layers):
             raise ValueError(f"{layers} is not made of the encoder's, the decoder's and the drafter's layers")
         return chosen
+
+
+def _pair_length(backtrack: int) -> int:
+    return 2 + max(0, backtrack - 1)

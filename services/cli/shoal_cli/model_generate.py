@@ -27,6 +27,7 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="same seed, same text (default: drawn)")
     parser.add_argument("--verify-width", type=int, default=5, metavar="0..5", help="drafts verified per step")
     parser.add_argument("--threads", type=int, default=None, metavar="N")
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N", help="where to compute (default cpu)")
     parser.add_argument("--stats", action="store_true", help="print tokens, seed and accepted drafts to stderr")
     parser.set_defaults(run_model_command=_generate)
 
@@ -39,7 +40,13 @@ def _generate(args: argparse.Namespace) -> int:
         params = SamplingParams(
             max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, seed=args.seed
         )
-        with LLM(args.directory, max_num_seqs=1, verify_width=args.verify_width, threads=args.threads) as llm:
+        with LLM(
+            args.directory,
+            max_num_seqs=1,
+            verify_width=args.verify_width,
+            threads=args.threads,
+            device=args.device,
+        ) as llm:
             (result,) = llm.generate(args.prompt, params, decode_sequence=False)
     except MeshError as error:
         # One line and exit status 2, as for every other bad input of `shoal model`.

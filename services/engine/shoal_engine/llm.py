@@ -19,6 +19,7 @@ import numpy as np
 from shoal_common.errors import InvalidArgument, OutOfCapacity, Unavailable
 from shoal_kernels.threads import set_num_threads
 from shoal_model.config import ModelConfig
+from shoal_model.device import DeviceUnavailable, open_device
 from tokenizers import Tokenizer
 
 from shoal_engine.batcher import StepBudget
@@ -70,8 +71,9 @@ class LLM:
     max_num_batched_tokens    rows of one step
     verify_width     drafts verified per step, 0 .. 5; changes the speed, never the tokens
     threads          threads of one step, in the whole process; None leaves it as it is. Never changes the tokens
+    device           "cpu", "cuda" or "cuda:N". Another device is another model in the sense of exactness
     replay_length    K; None: the model's default. Another K is another model in the sense of exactness
-    raises           CheckpointError; InvalidArgument
+    raises           CheckpointError; InvalidArgument, also for a device that is not there; NotEnoughMemory
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class LLM:
         config = ModelConfig.load(directory)
         length = min(max_model_len or DEFAULT_MODEL_LEN, config.max_position_embeddings)
         _check_numbers(length, max_num_seqs, max_num_batched_tokens, verify_width, threads)
+        _check_device(device)
         served = ServedModel.load(
             directory,
             block_count=max_num_seqs * blocks_for(length),
@@ -293,6 +296,13 @@ def _check_numbers(length: int, num_seqs: int, batched: int, verify_width: int, 
         raise InvalidArgument.at("verify_width", f"must be in [0, {MAX_VERIFY_WIDTH}], got {verify_width}")
     if threads is not None and threads < 1:
         raise InvalidArgument.at("threads", f"must be positive, got {threads}")
+
+
+def _check_device(device: str) -> None:
+    try:
+        open_device(device)
+    except (ValueError, DeviceUnavailable) as error:
+        raise InvalidArgument.at("device", str(error)) from error
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
