@@ -58,16 +58,29 @@ def _entry(
     )
 
 
+def _fused(op: str, function: str) -> tuple[Implementation, ...]:
+    """One kernel where bytes are kept; on the host its reference puts together the operations that exist there."""
+    module = f"shoal_kernels.ops.{op}"
+    return (
+        Implementation("triton", f"{module}.triton:{function}", _DEVICE_TYPES["triton"], _ON_DEVICE),
+        Implementation("reference", f"{module}.reference:{function}", None, _ON_HOST),
+    )
+
+
 IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "cast_q8": _entry("cast", "cast_q8"),
     "cast_q4ue": _entry("cast", "cast_q4ue"),
     "encode_records": _entry("records", "encode_records"),
     "decode_records": _entry("records", "decode_records"),
     "write_records": _entry("records", "write_records"),
+    "copy_rows": _fused("records", "copy_rows"),
     "linear": _entry("linear", "linear"),
     "rms_norm": _entry("norm_rope", "rms_norm"),
     "rms_norm_rope": _entry("norm_rope", "rms_norm_rope"),
     "rope": _entry("norm_rope", "rope"),
+    "rms_norm_cast": _fused("norm_rope", "rms_norm_cast"),
+    "rope_cast": _fused("norm_rope", "rope_cast"),
+    "window_rows": _fused("norm_rope", "window_rows"),
     "mix": _entry("hyper_connections", "mix"),
     "collapse": _entry("hyper_connections", "collapse"),
     "collapse_norm": _entry("hyper_connections", "collapse_norm"),
@@ -77,6 +90,8 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "engram_gather": _entry("engram", "engram_gather"),
     "engram_gate": _entry("engram", "engram_gate"),
     "pool_pairs": _entry("compressor", "pool_pairs"),
+    "store_main": _fused("compressor", "store_main"),
+    "store_key": _fused("compressor", "store_key"),
     "route": _entry("router", "route"),
     "experts": _entry("experts", "experts"),
     "moe": _entry("experts", "moe"),
