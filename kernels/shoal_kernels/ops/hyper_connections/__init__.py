@@ -11,7 +11,6 @@ from shoal_kernels.checks import check_rows, check_values, check_wide
 from shoal_kernels.precision import Precision
 from shoal_kernels.registry import resolve
 
-
 MIX_PARTS = 3
 """bfloat16 terms of a float32 weight: three times 8 significant bits hold its 24."""
 
@@ -105,9 +104,9 @@ def collapse_norm(
 ) -> Tensor:
     """rms_norm(collapse(streams, pre), weight, eps) in one pass: the input of a sub-layer.
 
-    streams [R, N, D], pre [R, N], weight float32 [D] -> [R, D]. Exact on the host: the bits of the two operations one by
-    one. On an accelerator the mean square has another fixed order: relative error below 1e-2 of the row's norm, as for a
-    value that rounds to the other neighbour in bfloat16.
+    streams [R, N, D], pre [R, N], weight float32 [D] -> [R, D]. Exact on the host: the bits of the two operations one
+    by one. On an accelerator the mean square has another fixed order: relative error below 1e-2 of the row's norm, from
+    values that round to the other neighbour in bfloat16.
     """
     _check_streams(streams, pre, precision)
     check_rows("weight", weight, streams.shape[2], dtype=torch.float32)
@@ -170,7 +169,7 @@ def expand_norm(
 
     y, streams, post, comb  as for expand
     pre, weight, eps        as for collapse_norm
-    cast                    also cast_q8 of the normed row; then D is a multiple of 32 if the precision casts activations
+    cast                    also cast_q8 of the normed row (see collapse_norm_cast)
     returns                 new streams [R, N, D], normed [R, D], and the Q8 values [R, D] (as collapse_norm_cast gives
                             them) or None
     raises                  ValueError for shape or dtype

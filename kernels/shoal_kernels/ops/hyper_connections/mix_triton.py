@@ -18,7 +18,7 @@ from shoal_kernels import triton_lib as lib
 SEGMENT, BLOCK_K, GROUP = 256, 64, 4
 COLUMNS = 32
 """Columns of a partial sum: the (2 + N) * N products, then the sum of squares, then padding."""
-_FINISH_ROWS = 16
+_FINISH_ROWS, _AT_ONCE = 16, 20
 
 
 @triton.jit
@@ -30,6 +30,7 @@ def partial_kernel(
     K: tl.constexpr,
     M: tl.constexpr,
     PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
     COLS: tl.constexpr,
     LENGTH: tl.constexpr,
     STEP: tl.constexpr,
@@ -38,11 +39,12 @@ def partial_kernel(
 ):
     """Sums of streams [rows, K] times fn [PARTS, M, K] over some segments: out [programs, rows, COLS] float32.
 
-    A column of the product holds one part of one output, parts side by side: hi, mid, lo, nothing.
+    A column of the product holds one part of one output; the WIDTH columns of an output stand side by side, those that
+    no part fills are zero.
     """
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    column = tl.arange(0, COLS * 4)
-    part, output = column % 4, column // 4
+    column = tl.arange(0, COLS * WIDTH)
+    part, output = column % WIDTH, column // WIDTH
     is_weight = (part < PARTS) & (output < M)
     step = tl.arange(0, STEP)
     first = tl.program_id(1) * (PER_PROGRAM * LENGTH)
@@ -52,7 +54,7 @@ def partial_kernel(
 
     STEPS: tl.constexpr = LENGTH // STEP
     total = tl.zeros((BLOCK_R, COLS), tl.float32)
-    product = tl.zeros((BLOCK_R, COLS * 4), tl.float32)
+    product = tl.zeros((BLOCK_R, COLS * WIDTH), tl.float32)
     square = tl.zeros((BLOCK_R,), tl.float32)
     for i in range(PER_PROGRAM * STEPS):
         k = first + i * STEP
@@ -63,9 +65,9 @@ def partial_kernel(
         wide = a.to(tl.float32)
         square += tl.sum(wide * wide, 1)
         if (i + 1) % STEPS == 0:
-            segment = tl.sum(tl.reshape(product, (BLOCK_R, COLS, 4)), 2)
+            segment = tl.sum(tl.reshape(product, (BLOCK_R, COLS, WIDTH)), 2)
             total += tl.where(index[None, :] == M, square[:, None], segment)
-            product = tl.zeros((BLOCK_R, COLS * 4), tl.float32)
+            product = tl.zeros((BLOCK_R, COLS * WIDTH), tl.float32)
             square = tl.zeros((BLOCK_R,), tl.float32)
     place = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * COLS + index[None, :]
     tl.store(out + place, total, mask=(row < rows)[:, None])
@@ -123,6 +125,7 @@ def finish_kernel(
     K: tl.constexpr,
     PARTIALS: tl.constexpr,
     PER_GROUP: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     COLS: tl.constexpr,
     ITERATIONS: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -135,14 +138,18 @@ def finish_kernel(
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     index = tl.arange(0, COLS)
     at = partials + row.to(tl.int64)[:, None] * COLS + index[None, :]
-    mask = (row < rows)[:, None] & (index < N * (N + 2) + 1)[None, :]
     total = tl.zeros((BLOCK_R, COLS), tl.float32)
-    for g in tl.static_range((PARTIALS + PER_GROUP - 1) // PER_GROUP):
-        group = tl.zeros((BLOCK_R, COLS), tl.float32)
-        for s in tl.static_range(PER_GROUP):
-            if g * PER_GROUP + s < PARTIALS:
-                group += tl.load(at + (g * PER_GROUP + s) * rows.to(tl.int64) * COLS, mask=mask, other=0.0)
-        total += group
+    for first in tl.static_range(0, PARTIALS, AT_ONCE):
+        # Loads first: what is in flight together costs one trip to memory.
+        loaded = ()
+        for s in tl.static_range(first, min(first + AT_ONCE, PARTIALS)):
+            value = tl.load(at + s * rows.to(tl.int64) * COLS, mask=(row < rows)[:, None], other=0.0)
+            loaded = loaded + (value,)  # noqa: RUF005
+        for s in tl.static_range(0, len(loaded), PER_GROUP):
+            group = loaded[s]
+            for other in tl.static_range(s + 1, min(s + PER_GROUP, len(loaded))):
+                group += loaded[other]
+            total += group
 
     mean = tl.math.div_rn(_column(total, index, N * (N + 2)), K * 1.0)
     factor = tl.math.div_rn(1.0, tl.math.sqrt_rn(mean + rms_eps))
@@ -150,7 +157,8 @@ def finish_kernel(
     is_output = index < N * (N + 2)
     slope = tl.load(scale + kind)
     offset = tl.load(base + index, mask=is_output, other=0.0)
-    m = (total * factor[:, None]) * slope[None, :] + offset[None, :]
+    products = tl.where(is_output[None, :], total, 0.0)
+    m = (products * factor[:, None]) * slope[None, :] + offset[None, :]
 
     gate = 1.0 / (1.0 + tl.exp(-m))
     seat = row.to(tl.int64)[:, None] * N + index[None, :]
@@ -180,9 +188,7 @@ def finish_kernel(
     _store_four(comb, row, rows, 3, d0, d1, d2, d3)
 
 
-def mix(
-    streams: Tensor, weight, iterations: int, eps: float, rms_eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """streams [R, 4, D] -> pre [R, 4], post [R, 4], comb [R, 4, 4]."""
     rows, n, d = streams.shape
     if n != 4:
@@ -202,6 +208,7 @@ def mix(
         K=n * d,
         M=(2 + n) * n,
         PARTS=weight.fn.shape[0],
+        WIDTH=triton.next_power_of_2(weight.fn.shape[0]),
         COLS=COLUMNS,
         LENGTH=SEGMENT,
         STEP=BLOCK_K,
@@ -223,6 +230,7 @@ def mix(
         K=n * d,
         PARTIALS=programs,
         PER_GROUP=GROUP // per_program,
+        AT_ONCE=_AT_ONCE,
         COLS=COLUMNS,
         ITERATIONS=iterations,
         BLOCK_R=_FINISH_ROWS,
@@ -232,8 +240,11 @@ def mix(
     return pre, post, comb
 
 
+# Rows of a tile, segments of a program, warps, stages. Few rows: many short programs; many: few reads of the weight.
+TILES = ((64, 1, 4, 4), (64, GROUP, 4, 4), (256, GROUP, 8, 4))
+
+
 def _tile(rows: int) -> tuple[int, int, int, int]:
-    """Rows of a tile, segments of a program, warps, stages. Few rows: many short programs; many: few weight reads."""
     if rows <= 64:
-        return 64, 1, 4, 4
-    return (64, GROUP, 4, 4) if rows <= 512 else (256, GROUP, 8, 4)
+        return TILES[0]
+    return TILES[1] if rows <= 512 else TILES[2]

@@ -13,7 +13,7 @@ from shoal_kernels.ops.hyper_connections.mix_triton import mix
 
 __all__ = ["collapse", "collapse_norm", "collapse_norm_cast", "expand", "expand_norm", "mix"]
 
-_CHUNK = 1024  # values of one load: 8 per thread, 16 bytes
+_CHUNK, _WARPS = 1024, 4  # values of one load: 8 per thread, 16 bytes
 
 
 @triton.jit
@@ -110,7 +110,9 @@ def _launch(streams, *, y=None, post=None, comb=None, pre=None, weight=None, eps
     if rows:
         chunk = min(_CHUNK, max(triton.next_power_of_2(d), 32))
         # A pointer that is not used is any pointer.
-        arguments = [source if t is None else t.contiguous() for t in (post, comb, pre, weight, after, collapsed, values)]
+        arguments = [
+            source if t is None else t.contiguous() for t in (post, comb, pre, weight, after, collapsed, values)
+        ]
         row_kernel[(rows,)](
             source if y is None else y.contiguous(),
             source,
@@ -123,7 +125,7 @@ def _launch(streams, *, y=None, post=None, comb=None, pre=None, weight=None, eps
             COLLAPSE=pre is not None,
             NORM=weight is not None,
             CAST=cast,
-            num_warps=4,
+            num_warps=_WARPS,
             **lib.EXACT_OPTIONS,
         )
     return after, collapsed, values
@@ -163,7 +165,5 @@ def expand_norm(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """expand, then collapse_norm or collapse_norm_cast of the new streams, in one pass."""
     q8 = cast and precision.cast_activations
-    after, normed, values = _launch(
-        streams, y=y, post=post, comb=comb, pre=pre, weight=weight, eps=eps, cast=q8
-    )
+    after, normed, values = _launch(streams, y=y, post=post, comb=comb, pre=pre, weight=weight, eps=eps, cast=q8)
     return after, normed, (values if q8 else normed) if cast else None
