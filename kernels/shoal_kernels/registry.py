@@ -100,6 +100,8 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "sparse_attention": _entry("sparse_attention", "sparse_attention"),
     "filter_logits": _entry("sampling", "filter_logits"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
+    "lm_head_argmax": _entry("lm_head", "lm_head_argmax"),
+    "markov_loop": _entry("lm_head", "markov_loop"),
 }
 
 _chosen: dict[tuple[str, str, str, str | None], Kernel] = {}

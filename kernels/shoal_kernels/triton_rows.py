@@ -121,6 +121,12 @@ def inverse_power_of_two(byte):
 
 
 @triton.jit
+def with_sign(magnitude, bits):
+    """A non-negative float32 with bit 31 of `bits` as its sign; Triton's own minus turns a zero into +0."""
+    return (magnitude.to(tl.int32, bitcast=True) | (bits & -2147483648)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def to_e4m3(x):
     """float32 -> uint8 byte of the nearest e4m3, ties to even, saturating."""
     if _INTERPRETED:
@@ -137,12 +143,11 @@ def to_e4m3(x):
 def from_e4m3(byte):
     """uint8 e4m3 byte -> float32."""
     if _INTERPRETED:
-        code = byte.to(tl.int32)
-        magnitude = code & 0x7F
+        magnitude = byte.to(tl.int32) & 0x7F
         normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
         value = tl.where(magnitude >= 8, normal, magnitude.to(tl.float32) * 0.001953125)
         value = tl.where(magnitude == 0x7F, float("nan"), value)
-        return tl.where(code >= 0x80, -value, value)
+        return with_sign(value, byte.to(tl.int32) << 24)
     return byte.to(tl.float8e4nv, bitcast=True).to(tl.float32)
 
 
@@ -172,7 +177,7 @@ def e2m1_value(x):
     small = (tl.abs(x) + 6291456.0) - 6291456.0
     large = ((magnitude + 0x1FFFFF + ((magnitude >> 22) & 1)) & -0x400000).to(tl.float32, bitcast=True)
     value = tl.minimum(tl.where(magnitude < 0x3F800000, small, large), 6.0)
-    return (value.to(tl.int32, bitcast=True) | (bits & -2147483648)).to(tl.float32, bitcast=True)
+    return with_sign(value, bits)
 
 
 @triton.jit
@@ -181,7 +186,7 @@ def from_e2m1(code):
     magnitude = code & 7
     normal = ((magnitude + 252) << 22).to(tl.float32, bitcast=True)
     value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
-    return tl.where(code >= 8, -value, value)
+    return with_sign(value, code << 28)
 
 
 @triton.jit

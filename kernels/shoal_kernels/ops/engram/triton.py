@@ -34,12 +34,18 @@ def _gather(data, scales, rows, out, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _add_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
 def _dot_part(streams, keys, weight, at, DIM: tl.constexpr):
     is_there = at < DIM
     x = tl.load(streams + at, mask=is_there, other=0.0).to(tl.float32)
     key = tl.load(keys + at, mask=is_there, other=0.0).to(tl.float32)
     w = tl.load(weight + at, mask=is_there, other=0.0)
-    return x, tl.sum((x * w) * key, 0), tl.sum(x * x, 0), tl.sum(key * key, 0)
+    dot, x_square, key_square = tl.reduce(((x * w) * key, x * x, key * key), 0, _add_three)
+    return x, dot, x_square, key_square
 
 
 @triton.jit
@@ -59,8 +65,8 @@ def _gate(streams, kv, weight, skip, rms_eps, root, out, STREAMS: tl.constexpr, 
     keys, value = kv + (row * (STREAMS + 1) + n) * DIM, kv + (row * (STREAMS + 1) + STREAMS) * DIM
     x, dot, x_square, key_square = _dot_part(streams + place, keys, weight + n * DIM, at, DIM)
     if TAIL:
-        more, *rest = _dot_part(streams + place, keys, weight + n * DIM, more_at, DIM)
-        dot, x_square, key_square = dot + rest[0], x_square + rest[1], key_square + rest[2]
+        more, dot_2, x_square_2, key_square_2 = _dot_part(streams + place, keys, weight + n * DIM, more_at, DIM)
+        dot, x_square, key_square = dot + dot_2, x_square + x_square_2, key_square + key_square_2
     dot = dot * rsqrt(tl.math.div_rn(x_square, DIM * 1.0) + rms_eps)
     dot = dot * rsqrt(tl.math.div_rn(key_square, DIM * 1.0) + rms_eps)
     dot = dot * root

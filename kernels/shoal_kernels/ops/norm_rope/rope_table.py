@@ -39,7 +39,7 @@ class RopeTable:
 
         Host positions are looked at, and the table grows for them. On an accelerator a look would stall the step: there
         the table is what `cover` has made of it.
-        raises  ValueError for a host position outside the range; RuntimeError where `cover` was never called for a device
+        raises  ValueError for a host position outside the range; RuntimeError where a device was never covered
         """
         device = positions.device
         if device.type != "cpu":

@@ -84,9 +84,10 @@ def _rope(x, x_stride, positions, cos_sin, out, out_stride, heads, INVERSE: tl.c
     cos = tl.load(angles, mask=is_rotated, other=1.0)[None, :]
     sin = tl.load(angles + FREQUENCIES, mask=is_rotated, other=0.0)[None, :]
     if INVERSE:
-        sin = -sin
+        new_even, new_odd = even * cos + odd * sin, odd * cos - even * sin
+    else:
+        new_even, new_odd = even * cos - odd * sin, even * sin + odd * cos
     is_rotated = is_rotated[None, :]
-    new_even, new_odd = even * cos - odd * sin, even * sin + odd * cos
     even, odd = tl.where(is_rotated, new_even, even), tl.where(is_rotated, new_odd, odd)
     values = bf16_value(tl.reshape(tl.join(even, odd), [HEADS, 2 * PAIRS]))
     if CAST:
