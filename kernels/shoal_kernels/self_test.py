@@ -24,7 +24,7 @@ class KernelMismatch(RuntimeError):
     """A compiled kernel gave other bits than its reference, or a row depended on its batch: exactness does not hold."""
 
 
-def self_test() -> None:
+def self_test(device: torch.device | None = None) -> None:
     """Compare compiled kernels with the references, and rows alone with rows in a batch; raise KernelMismatch.
 
     Takes well under a second once the kernels are loaded. Where only the references can run, they are compared with

@@ -43,6 +43,6 @@ class Engram:
     def __call__(self, x: Tensor, fetched: Fetched, is_image: Tensor) -> Tensor:
         """Streams [rows, N, D] after the gate; rows with is_image (bool [rows]) stay as they are."""
         w, precision = self._weights, self._precision
-        values = engram.gather(fetched, precision=precision)
+        values = engram.take(fetched, precision=precision)
         kv = linear.linear(values, w.wkv, cast=False, precision=precision)
         return engram.gate(x, kv, w.gate_weight, is_image, rms_eps=self._config.rms_norm_eps, precision=precision)

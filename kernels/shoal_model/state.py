@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from shoal_kernels.ops.norm_rope import window_dtype, window_units
 from shoal_kernels.precision import Precision
-from shoal_kernels.row_formats import RowFormat
+from shoal_kernels.row_formats import RowFormat, window_format
 from torch import Tensor
 
 from shoal_model.rings import Ring
@@ -42,7 +41,7 @@ class StateSlots:
         self._head_dim = head_dim
         precision = window_format.precision
         self._holds_records = precision.keeps_bytes
-        units, dtype = window_units(head_dim, precision), window_dtype(precision)
+        units, dtype = _window_row(head_dim, precision)
 
         def windows(num_layers: int) -> Ring:
             length = window + backtrack
@@ -64,9 +63,9 @@ class StateSlots:
         *, num_windows: int, num_pairs: int, window: int, backtrack: int, head_dim: int, precision: Precision
     ) -> int:
         """Bytes of the rings of one slot: windows of all layers and draft blocks, and open pairs."""
-        row = window_units(head_dim, precision) * window_dtype(precision).itemsize
+        units, dtype = _window_row(head_dim, precision)
         pair = 2 * head_dim * precision.wide.itemsize
-        return num_windows * (window + backtrack) * row + num_pairs * _pair_length(backtrack) * pair
+        return num_windows * (window + backtrack) * units * dtype.itemsize + num_pairs * _pair_length(backtrack) * pair
 
     @property
     def rings(self) -> tuple[Ring, ...]:
@@ -144,6 +143,14 @@ class StateSlots:
         if layers.step != 1 or not chosen or sum(len(ring.layers) for ring in chosen) != len(layers):
             raise ValueError(f"{layers} is not made of the encoder's, the decoder's and the drafter's layers")
         return chosen
+
+
+def _window_row(head_dim: int, precision: Precision) -> tuple[int, torch.dtype]:
+    """Units and dtype of a window row in the rings: what `window_rows` makes."""
+    if not precision.keeps_bytes:
+        return head_dim, precision.dtype
+    record = window_format(head_dim, precision)
+    return record.units, record.storage_dtype
 
 
 def _pair_length(backtrack: int) -> int:

@@ -74,7 +74,7 @@ def run(state: StateSlots, *segments: Segment) -> tuple[list[list[float]], list[
         kept = codes if step.decoder_rows is None else codes[step.decoder_rows]
         decoder = seen(state.decoder, kept, step.decoder.window_index)
         commit(state.decoder.layers[0], kept, step.decoder.window_write)
-    pairs = codes[:, None].expand(-1, 2, -1)
+    pairs = codes[:, None].expand(-1, 2, -1).contiguous()
     buffer = torch.cat([state.pairs.places(0), pairs])
     for ratio, entry in step.entries.items():
         members = codes[entry.members] if ratio == 1 else buffer[entry.members][:, :, 0]

@@ -20,6 +20,7 @@ __all__ = [
     "choice_seed",
     "coupled_argmax",
     "gumbel",
+    "inverse_temperatures",
     "logprobs",
     "philox4x32",
     "process_logits",
@@ -71,6 +72,11 @@ class RowSampling:
         return not self.is_greedy and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
 
     @property
+    def is_plain(self) -> bool:
+        """No filter and no edit: the row may take the fused head."""
+        return not (self.is_filtered or self.is_edited)
+
+    @property
     def is_edited(self) -> bool:
         """Whether bias, penalties or a mask change the logits."""
         penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
@@ -116,6 +122,12 @@ def process_logits(logits: Tensor, rows: Sequence[RowSampling], *, backend: str 
         )
         z[filtered] = kept
     return z
+
+
+def inverse_temperatures(rows: Sequence[RowSampling]) -> Tensor:
+    """1/T as `process_logits` multiplies it, float32 [R] in host memory; 1 for greedy rows."""
+    temperatures = [1.0 if row.is_greedy else min(row.temperature, _LARGEST_FACTOR) for row in rows]
+    return 1.0 / torch.tensor(temperatures, dtype=torch.float32)
 
 
 def coupled_argmax(

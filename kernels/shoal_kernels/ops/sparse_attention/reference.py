@@ -49,7 +49,7 @@ def sparse_attention(
     terms = torch.where(valid[:, None, :], arith.exp(scores - bound[..., None]), 0.0)
     total = arith.matmul(terms, keys[:, None])  # [R, H, d]
     out = total / (arith.tree_sum(terms) + arith.exp(sink - bound))[..., None]
-    return rope(precision.bf16(out), positions, cos_sin, True, precision)
+    return rope(precision.bf16(out), positions, cos_sin, True, False, precision)
 
 
 def _gather(window: Tensor, index: Tensor, valid: Tensor) -> Tensor:
