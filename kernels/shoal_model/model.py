@@ -135,9 +135,7 @@ class Model:
         )
         self.drafter: Drafter | None = None
         if weights.draft is not None and config.dspark is not None:
-            self.drafter = Drafter(
-                weights.draft, weights, config, config.dspark, precision, state, plain, self.device
-            )
+            self.drafter = Drafter(weights.draft, weights, config, config.dspark, precision, state, plain, self.device)
 
     @classmethod
     def load(
@@ -191,9 +189,7 @@ class Model:
         planned = plan_step(
             batch, self.cache.state, window=self.config.sliding_window, ratios=self._ratios, limits=self._limits
         )
-        highest = max(segment.start + len(segment.token_ids) for segment in batch.segments) - 1
-        for table in self._ropes:
-            table.cover(highest, self.device, self.precision.wide)
+        self.cover_positions(max(segment.start + len(segment.token_ids) for segment in batch.segments))
         fetched = self.backbone.look_up(planned, self.device, trace)
         step = ship(planned, self.device)
         result = self.backbone.run(step, fetched, trace)
@@ -204,6 +200,11 @@ class Model:
             self._write_draft_context(self.drafter, result.taps, step.decoder, trace)
         trace.record("", "final_hidden", result.hidden)
         return ForwardResult(result.hidden.index_select(0, step.output_rows))
+
+    def cover_positions(self, length: int) -> None:
+        """Make the rotary tables reach positions 0 .. length - 1. Steps do it themselves; a recorded step does not."""
+        for table in self._ropes:
+            table.cover(length - 1, self.device, self.precision.wide)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of final hidden rows [n, D], not rounded (float32; float64 in precision EXACT)."""

@@ -94,9 +94,7 @@ def _released() -> ModelConfig:
         max_position_embeddings=1048576,
         rope_theta=10000.0,
         compress_rope_theta=160000.0,
-        rope_scaling=YarnScaling(
-            factor=16.0, beta_fast=32.0, beta_slow=1.0, original_max_position_embeddings=65536
-        ),
+        rope_scaling=YarnScaling(factor=16.0, beta_fast=32.0, beta_slow=1.0, original_max_position_embeddings=65536),
         sliding_window=128,
         compress_ratios=_RATIOS,
         kv_source_layer_ids=_KV_SOURCES,

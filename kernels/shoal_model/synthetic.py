@@ -78,7 +78,7 @@ class _RandomTensors:
         if self._specs[name].storage is StorageType.F8_E8M0:
             return torch.full((rows, width), 127, dtype=torch.uint8)
         generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
-        tile = torch.randint(0, 256, (min(rows, _TILE_ROWS), width), generator=generator, dtype=torch.uint8)
+        tile: Tensor = torch.randint(0, 256, (min(rows, _TILE_ROWS), width), generator=generator, dtype=torch.uint8)
         tile &= 0xBF  # without the upper exponents: no NaN, nothing beyond 2
         return tile.repeat(-(-rows // _TILE_ROWS), 1)[:rows]
 
