@@ -34,9 +34,9 @@ def lm_head_argmax(
     precision: Precision,
     backend: str | None = None,
 ) -> Tensor:
-    """The token of every hidden row: arg-max of logits / T + Gumbel(seed, position), or of the logits; ties to the smaller.
+    """The token of every hidden row: arg-max of logits / T + Gumbel(seed, position), or of the logits.
 
-    For rows whose sampling is plain (`RowSampling.is_plain`); others need their logits.
+    Ties go to the smaller id. For rows whose sampling is plain (`RowSampling.is_plain`); others need their logits.
 
     hidden               [R, D] in the precision's dtype, after the last norm; R may be 0
     head                 bfloat16 weight [V, D]
@@ -44,10 +44,10 @@ def lm_head_argmax(
     seeds, positions     int64 [R], is_greedy bool [R]: as in `coupled_argmax`
     returns              int64 [R]
     raises               ValueError for shape or dtype; BackendUnavailable if `backend` cannot run here
-    exact                a row depends on itself only. The token is that of `linear` with float32 output, `process_logits`
-                         and `coupled_argmax` on the same device, whatever the number of rows. An accelerator sums over K
-                         in another order than the host: where the two best values lie nearer than that difference, the
-                         token may be the other one
+    exact                a row depends on itself only. The token is that of `linear` with float32 output,
+                         `process_logits` and `coupled_argmax` on the same device, whatever the number of rows. An
+                         accelerator sums over K in another order than the host: where the two best values lie nearer
+                         than that difference, the token may be the other one
     source               dspark specification, section 10.2
     """
     rows = hidden.shape[0]
@@ -78,8 +78,8 @@ def markov_loop(
 ) -> MarkovDraft:
     """Draft tokens of n plain sequences, each position biased by the token before it, and their confidence logits.
 
-    Position j has logits base_logits[:, j] + markov_head(embed[token j - 1]); its token is the one of `coupled_argmax` at
-    output index positions + j. Sequences whose sampling is not plain go step by step through their logits instead.
+    Position j has logits base_logits[:, j] + markov_head(embed[token j - 1]); its token is the one of `coupled_argmax`
+    at output index positions + j. Sequences whose sampling is not plain go step by step through their logits instead.
 
     base_logits           wide [n, B, V], the last axis contiguous
     hidden                [n, B, D] in the precision's dtype, before the norm

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The noise of `noise.py` on a device: Philox, the exact Gumbel in float64, and a float32 one with a bound on its error.
+"""The noise of `noise.py` on a device: Philox, the exact Gumbel in float64, and a float32 one of bounded error.
 
 The exact logarithms of a whole vocabulary would cost more than the matrix product before them. So every token gets the
 float32 noise, and only the tokens that could still win after its error get the exact one, see `best_of_tile`.

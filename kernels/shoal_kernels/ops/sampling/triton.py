@@ -8,8 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal_kernels.ops.sampling.edit_triton import edit_logits
+from shoal_kernels.ops.sampling.filter_triton import filter_logits, logprobs
 from shoal_kernels.ops.sampling.noise_triton import best_of_tile
 from shoal_kernels.triton_lib import EXACT_OPTIONS
+
+__all__ = ["best_of_parts", "coupled_argmax", "edit_logits", "filter_logits", "logprobs"]
 
 _NO_ID = tl.constexpr(0x7FFFFFFF)
 _COLUMNS = 4096
@@ -52,12 +56,14 @@ def _best_of_row(values, tokens, out, out_stride, parts, PARTS: tl.constexpr):
 
 
 def best_of_parts(values: Tensor, tokens: Tensor, out: Tensor | None = None) -> Tensor:
-    """Best value of every row of float32 [R, parts] -> its token of int32 [R, parts] as int64 [R]; ties to the smaller."""
+    """The token (int32 [R, parts]) of every row's best value (float32 [R, parts]) as int64 [R]; ties to the lower."""
     rows, parts = values.shape
     if out is None:
         out = torch.empty(rows, dtype=torch.int64, device=values.device)
     if rows:
-        _best_of_row[(rows,)](values, tokens, out, out.stride(0), parts, PARTS=min(512, triton.next_power_of_2(parts)), num_warps=4)
+        _best_of_row[(rows,)](
+            values, tokens, out, out.stride(0), parts, PARTS=min(512, triton.next_power_of_2(parts)), num_warps=4
+        )
     return out
 
 
@@ -71,6 +77,16 @@ def coupled_argmax(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tenso
     z = z if z.stride(1) == 1 else z.contiguous()
     if rows:
         _best_of_part[(parts, rows)](
-            z, z.stride(0), seeds, positions, is_greedy, values, tokens, vocab, COLUMNS=columns, num_warps=8, **EXACT_OPTIONS
+            z,
+            z.stride(0),
+            seeds,
+            positions,
+            is_greedy,
+            values,
+            tokens,
+            vocab,
+            COLUMNS=columns,
+            num_warps=8,
+            **EXACT_OPTIONS,
         )
     return best_of_parts(values, tokens)
