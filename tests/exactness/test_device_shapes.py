@@ -172,7 +172,9 @@ def test_the_fused_head_chooses_what_its_logits_choose(temperature: float) -> No
 
 def choice_of(model: Model, temperature: float, rows: int, index: int) -> RowChoice:
     sampling = RowSampling(temperature=temperature)
-    return RowChoice.of([SampleRow(sampling=sampling, seed=7 + i, output_index=index) for i in range(rows)], model.device)
+    return RowChoice.of(
+        [SampleRow(sampling=sampling, seed=7 + i, output_index=index) for i in range(rows)], model.device
+    )
 
 
 def fields_of(choice: RowChoice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -189,9 +191,7 @@ def choose(logits: Tensor, choice: RowChoice) -> Tensor:
 def test_a_step_that_ends_in_the_encoder_leaves_the_same_cache() -> None:
     model = device_model()
     run = start(model, 0)
-    segment = Segment(
-        slot=0, block_table=[1, 2], start=0, token_ids=text(40), lookback=[2, 2, 2], decoder_start=None
-    )
+    segment = Segment(slot=0, block_table=[1, 2], start=0, token_ids=text(40), lookback=[2, 2, 2], decoder_start=None)
     assert model.forward(RowBatch(segments=(segment,))).hidden.shape == (0, model.config.hidden_size)
     other = start(model, 1)
     other.run(text(40), ())

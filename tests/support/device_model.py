@@ -12,10 +12,9 @@ from shoal_model.load_weights import load_weights
 from shoal_model.model import Model
 from shoal_model.sequence import SequenceRun
 from shoal_model.weights import BackboneWeights
-from torch import Tensor
-
 from support.on_device import DEVICE
 from support.tiny_model import REPLAY, TINY
+from torch import Tensor
 
 
 @cache
