@@ -28,6 +28,7 @@ from shoal_model.rows import HalfPlan, RowBatch, StepLimits, plan_step
 from shoal_model.sampler import RowChoice
 from shoal_model.shipping import ship
 from shoal_model.state import StateSlots
+from shoal_model.synthetic import Synthetic, synthetic_weights
 from shoal_model.trace import SILENT, Trace
 from shoal_model.weights import BackboneWeights
 
@@ -164,6 +165,16 @@ class Model:
             num_blocks=num_blocks,
             num_slots=num_slots,
         )
+
+    @classmethod
+    def synthetic(
+        cls, synthetic: Synthetic, *, device: torch.device | str = "cpu", num_blocks: int, num_slots: int
+    ) -> Model:
+        """A model of random weights, made on the device. Raises ValueError, DeviceUnavailable, CacheTooLarge."""
+        device, config = open_device(device), synthetic.config()
+        precision = served_precision(device)
+        weights = synthetic_weights(config, precision=precision, device=device, seed=synthetic.seed)
+        return cls(config, weights, precision=precision, device=device, num_blocks=num_blocks, num_slots=num_slots)
 
     @property
     def backtrack(self) -> int:

@@ -97,5 +97,5 @@ def _shaped(spec: TensorSpec, values: Tensor) -> Tensor:
     if spec.name.endswith("embed.weight"):
         return values
     if len(spec.shape) == 2:
-        return values * float(spec.shape[1]) ** -0.5
+        return values / math.sqrt(spec.shape[1])
     return 0.1 * values + (0.5 if spec.name.endswith("_scale") else 0.0)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -112,15 +111,16 @@ def measure(step: Callable[[], object]) -> dict[str, object]:
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - begin)
     shares, busy, launches = _profile(step)
+    ranked = sorted(shares, key=shares.__getitem__, reverse=True)
     return {
         "step_s": percentile(taken, 50),
         "device_s": busy,
         "launches": launches,
-        "shares": {name: round(seconds / busy, 4) for name, seconds in shares.most_common() if seconds > 0.002 * busy},
+        "shares": {name: round(shares[name] / busy, 4) for name in ranked if shares[name] > 0.002 * busy},
     }
 
 
-def _profile(step: Callable[[], object]) -> tuple[Counter[str], float, int]:
+def _profile(step: Callable[[], object]) -> tuple[dict[str, float], float, int]:
     """Device seconds per operation: kernels belong to the operation whose call launched them."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with _named_operations(), torch.profiler.profile(activities=activities) as profile:
@@ -140,12 +140,13 @@ def _profile(step: Callable[[], object]) -> tuple[Counter[str], float, int]:
             launched[event.correlation_id()] = event.start_ns()
     spans.sort()
     starts = np.array([span[0] for span in spans], dtype=np.int64)
-    shares: Counter[str] = Counter()
+    shares: dict[str, float] = {}
     for correlation, duration in kernels:
         at = launched.get(correlation)
         index = -1 if at is None else int(np.searchsorted(starts, at, side="right")) - 1
         inside = index >= 0 and at is not None and at <= spans[index][1]
-        shares[spans[index][2] if inside else _OTHER] += duration * 1e-9
+        name = spans[index][2] if inside else _OTHER
+        shares[name] = shares.get(name, 0.0) + duration * 1e-9
     return shares, sum(shares.values()), len(kernels)
 
 

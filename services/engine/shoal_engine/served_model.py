@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from shoal_model.model import Model
 from shoal_model.sampler import RowChoice, SampleRow, sample
 from shoal_model.segment import RowBatch, Segment
 from shoal_model.shipping import ship
+from shoal_model.synthetic import Synthetic
 from torch import Tensor
 
 from shoal_engine.errors import NotEnoughMemory
@@ -61,13 +62,29 @@ class ServedModel:
         raises   CheckpointError; KernelMismatch: the kernels give other bits here than they are defined to; ValueError
                  for no name of a device; DeviceUnavailable; NotEnoughMemory
         """
-        device = open_device(device)
-        self_test(device)
+        return cls._checked(
+            device,
+            lambda opened: Model.load(directory, device=opened, num_blocks=block_count + 1, num_slots=slot_count),
+        )
+
+    @classmethod
+    def synthetic(
+        cls, synthetic: Synthetic, *, block_count: int, slot_count: int, device: torch.device | str = "cpu"
+    ) -> ServedModel:
+        """A model of random weights. Raises as `load`, and ValueError for sizes that are not there."""
+        return cls._checked(
+            device,
+            lambda opened: Model.synthetic(synthetic, device=opened, num_blocks=block_count + 1, num_slots=slot_count),
+        )
+
+    @classmethod
+    def _checked(cls, device: torch.device | str, build: Callable[[torch.device], Model]) -> ServedModel:
+        opened = open_device(device)
+        self_test(opened)
         try:
-            model = Model.load(directory, device=device, num_blocks=block_count + 1, num_slots=slot_count)
+            return cls(build(opened))
         except CacheTooLarge as error:
             raise NotEnoughMemory(str(error), wanted_bytes=error.wanted, free_bytes=error.free) from error
-        return cls(model)
 
     @property
     def device(self) -> torch.device:
