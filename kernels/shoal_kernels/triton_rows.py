@@ -8,6 +8,7 @@ FP4 holds them. `exp`, `log` and what is made of them follow the operations of `
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -264,6 +265,25 @@ def store_record(even, odd, data, scales, KIND: tl.constexpr, DIM: tl.constexpr,
         tl.store(data + i, tl.reshape(both, [PAIRS]).to(tl.uint8), mask=i < DIM // 2)
     group = tl.arange(0, GROUPS)
     tl.store(scales + group, tl.reshape(byte, [GROUPS]).to(tl.uint8), mask=group < DIM // (2 * GROUP))
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """x contiguous at an address of 16 bytes. Triton compiles another order of a sum for another alignment."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def aligned_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """x [R, D] for a kernel that sums over its rows: the tensor, its row stride in units, and the unit (STEP).
+
+    The unit is 16 bytes wherever D allows it, however far apart the rows are and however many: so the compiled kernel,
+    and with it the order of the sum, follow from D alone. Rows that lie otherwise are copied.
+    """
+    step = 16 // x.element_size()
+    step = step if x.shape[1] % step == 0 else 1
+    if x.stride(1) != 1 or x.stride(0) % step or x.data_ptr() % 16:
+        x = aligned(x)
+    return x, x.stride(0) // step, step
 
 
 def pairs_of(dim: int) -> int:

@@ -7,6 +7,7 @@ import torch
 from shoal_kernels import SERVED, SERVED_BF16
 from shoal_kernels.ops.cast import cast_q4ue, cast_q8
 from support.on_device import DEVICE, HAS_DEVICE, assert_equal_bits, assert_rows_independent, needs_device
+from unit.shoal_kernels.device_rows import ROWS, SIZES_ALONE
 from unit.shoal_kernels.parity import values
 
 
@@ -38,8 +39,8 @@ def test_every_bfloat16_magnitude_is_cast_as_on_the_host(cast: object) -> None:
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
-    x = values(18, 64, seed=1).to(torch.bfloat16).to(DEVICE)
-    assert_rows_independent(lambda rows: cast_q8(x[rows], precision=SERVED_BF16), 18)
+    x = values(ROWS, 64, seed=1).to(torch.bfloat16).to(DEVICE)
+    assert_rows_independent(lambda rows: cast_q8(x[rows], precision=SERVED_BF16), ROWS, sizes=SIZES_ALONE)
 
 
 def _compare(cast: object, shape: tuple[int, ...]) -> None:

@@ -11,6 +11,7 @@ from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.row_formats import index_format, main_format
 from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, needs_device, relative_error
 from torch import Tensor
+from unit.shoal_kernels.device_rows import ROWS, SIZES_ALONE
 from unit.shoal_kernels.parity import assert_same_bits, normal, values
 
 EPS = 1e-20
@@ -29,10 +30,10 @@ class _Problem:
         if kept:
             self.members[0, ::3] = torch.arange(groups)[::3] % kept
         self.weight, self.positions = normal(dim, seed=7), torch.arange(groups) * ratio
-        self.blocks, self.slots = torch.randperm(groups, generator=torch.Generator().manual_seed(1)) // 8, None
-        self.slots = torch.arange(groups)[torch.argsort(torch.argsort(self.blocks, stable=True))] % 8
+        places = torch.randperm(groups, generator=torch.Generator().manual_seed(1))
+        self.blocks, self.slots = places // 8, places % 8
         self.table = plain_rope_table(16, 10000.0, 1 << 17)
-        self.table.cover(self.positions.max().item() if groups else 0, DEVICE)
+        self.table.cover(ratio * groups, DEVICE)
 
     def pages(self, precision: Precision, device: str) -> tuple[PagedRows, PagedRows]:
         blocks = max(1, -(-self.groups // 8))
@@ -68,8 +69,8 @@ def test_entries_of_released_sizes_are_near_the_host(ratio: int, groups: int, di
 
 @pytest.mark.parametrize("ratio", [1, 2])
 def test_an_entry_does_not_depend_on_the_others_of_its_step(ratio: int) -> None:
-    problem = _Problem(ratio, 12, 64)
-    assert_rows_independent(lambda chosen: problem.run(SERVED_BF16, DEVICE, chosen), 12)
+    problem = _Problem(ratio, ROWS, 64)
+    assert_rows_independent(lambda chosen: problem.run(SERVED_BF16, DEVICE, chosen), ROWS, sizes=SIZES_ALONE)
 
 
 @pytest.mark.parametrize(("rows", "dim"), [(0, 64), (5, 96)])

@@ -15,6 +15,7 @@ from support.on_device import (
     relative_error,
 )
 from torch import Tensor
+from unit.shoal_kernels.device_rows import ROWS, SIZES_ALONE
 from unit.shoal_kernels.parity import normal, values
 
 
@@ -71,9 +72,11 @@ def test_gate_of_released_size_is_near_the_host(rows: int) -> None:
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
-    streams, kv = values(18, 4, 96, seed=1).bfloat16().to(DEVICE), values(18, 480, seed=2).bfloat16().to(DEVICE)
-    weight, skip = normal(4, 96, seed=3).to(DEVICE), (torch.arange(18) % 9 == 0).to(DEVICE)
-    assert_rows_independent(lambda rows: gate(streams[rows], kv[rows], weight, skip[rows], precision=SERVED_BF16), 18)
+    streams, kv = values(ROWS, 4, 96, seed=1).bfloat16().to(DEVICE), values(ROWS, 480, seed=2).bfloat16().to(DEVICE)
+    weight, skip = normal(4, 96, seed=3).to(DEVICE), (torch.arange(ROWS) % 9 == 0).to(DEVICE)
+    assert_rows_independent(
+        lambda rows: gate(streams[rows], kv[rows], weight, skip[rows], precision=SERVED_BF16), ROWS, sizes=SIZES_ALONE
+    )
 
 
 def _compare_gate(rows: int, size: int) -> None:

@@ -19,6 +19,7 @@ from shoal_kernels.ops.norm_rope import (
 from shoal_kernels.row_formats import window_format
 from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, needs_device, relative_error
 from torch import Tensor
+from unit.shoal_kernels.device_rows import ROWS, SIZES_ALONE
 from unit.shoal_kernels.parity import assert_same_bits, normal, values
 
 EPS = 1e-20
@@ -74,8 +75,8 @@ def test_cast_rotation_has_the_bits_of_the_host(shape: tuple[int, ...]) -> None:
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
-    x, weight = values(18, 96, seed=1).bfloat16().to(DEVICE), normal(96, seed=2).to(DEVICE)
-    positions, table, p = _positions(18).to(DEVICE), _table(), SERVED_BF16
+    x, weight = values(ROWS, 96, seed=1).bfloat16().to(DEVICE), normal(96, seed=2).to(DEVICE)
+    positions, table, p = _positions(ROWS).to(DEVICE), _table(), SERVED_BF16
 
     def everything(rows: Tensor) -> tuple[Tensor, ...]:
         given, at = x[rows], positions[rows]
@@ -87,7 +88,7 @@ def test_rows_do_not_depend_on_their_batch() -> None:
             rope_cast(given.view(-1, 3, 32), at, table, precision=p),
         )
 
-    assert_rows_independent(everything, 18)
+    assert_rows_independent(everything, ROWS, sizes=SIZES_ALONE)
 
 
 def test_window_rows_go_where_they_are_wanted() -> None:

@@ -10,6 +10,7 @@ from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.row_formats import RecordKind, RowFormat
 from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, needs_device
 from torch import Tensor
+from unit.shoal_kernels.device_rows import ROWS, SIZES_ALONE
 from unit.shoal_kernels.parity import values
 
 KINDS = list(RecordKind)
@@ -47,9 +48,9 @@ def test_paged_records_lie_where_the_host_puts_them(kind: RecordKind, page_split
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
-    x = values(18, 64, seed=1).bfloat16().to(DEVICE)
+    x = values(ROWS, 64, seed=1).bfloat16().to(DEVICE)
     layout = RowFormat(RecordKind.MAIN, 64, SERVED_BF16)
-    assert_rows_independent(lambda rows: layout.encode(x[rows]), 18)
+    assert_rows_independent(lambda rows: layout.encode(x[rows]), ROWS, sizes=SIZES_ALONE)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((3, 5), torch.float32), ((528,), torch.uint8), ((66,), torch.uint8)])

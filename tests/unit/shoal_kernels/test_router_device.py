@@ -8,6 +8,7 @@ from shoal_kernels import SERVED, SERVED_BF16
 from shoal_kernels.ops.router import route
 from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, needs_device
 from torch import Tensor
+from unit.shoal_kernels.device_rows import ROWS, SIZES_ALONE
 from unit.shoal_kernels.parity import normal
 
 
@@ -35,8 +36,8 @@ def test_the_choice_of_released_sizes_is_that_of_the_host(rows: int, experts: in
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
-    z, bias = _logits(18, 12).to(DEVICE), normal(12, seed=1).to(DEVICE)
-    assert_rows_independent(lambda rows: route(z[rows], bias, 3, 1.5, precision=SERVED_BF16), 18)
+    z, bias = _logits(ROWS, 12).to(DEVICE), normal(12, seed=1).to(DEVICE)
+    assert_rows_independent(lambda rows: route(z[rows], bias, 3, 1.5, precision=SERVED_BF16), ROWS, sizes=SIZES_ALONE)
 
 
 def _compare(rows: int, experts: int, k: int, per_row: bool) -> None:

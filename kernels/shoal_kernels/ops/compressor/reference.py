@@ -45,7 +45,7 @@ def store_main(
     else:
         pooled = resolve("pool_pairs", device, precision)(groups[:, :, 0], groups[:, :, 1], precision)
     latent: Tensor = resolve("rms_norm", device, precision)(pooled, weight, eps, precision)
-    rotated = resolve("rope", device, precision)(latent[:, None], positions, cos_sin, False, False, precision)
+    rotated = resolve("rope", device, precision)(latent[:, None], positions, cos_sin, False, precision)
     pages.write(block_ids, slots, rotated[:, 0])
     return latent
 

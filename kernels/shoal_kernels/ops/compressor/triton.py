@@ -13,6 +13,8 @@ from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import EXACT_OPTIONS
 from shoal_kernels.triton_rows import (
+    aligned,
+    aligned_rows,
     bf16_value,
     exp,
     load_pairs,
@@ -48,9 +50,9 @@ def _pool_pairs(score, score_member, score_row, value, value_member, value_row, 
 
 
 @triton.jit
-def _member(raw, raw_stride, ring, kept, index, RATIO_DIM: tl.constexpr):
+def _member(raw, raw_steps, ring, kept, index, STEP: tl.constexpr, RATIO_DIM: tl.constexpr):
     """Address of one row of a group."""
-    return tl.where(index < kept, ring + index * RATIO_DIM, raw + (index - kept) * raw_stride)
+    return tl.where(index < kept, ring + index * RATIO_DIM, raw + (index - kept) * raw_steps * STEP)
 
 
 @triton.jit
@@ -64,18 +66,18 @@ def _store_entry(even, odd, row, positions, cos_sin, storage, block_units, data_
     store_record(even, odd, data, scales, KIND, DIM, PAIRS)
 
 
-@triton.jit(do_not_specialize=["kept", "count"])
-def _store_main(raw, raw_stride, ring, kept, members, count, weight, eps, latent, positions, cos_sin, block_ids, slots,
+@triton.jit(do_not_specialize=["raw_steps", "kept", "count"])
+def _store_main(raw, raw_steps, ring, kept, members, count, weight, eps, latent, positions, cos_sin, block_ids, slots,
                 storage, block_units, data_offset, scale_offset, DATA_STEP: tl.constexpr, SCALE_STEP: tl.constexpr,
-                KIND: tl.constexpr, FREQUENCIES: tl.constexpr, RATIO: tl.constexpr, DIM: tl.constexpr,
-                PAIRS: tl.constexpr):  # fmt: skip
+                KIND: tl.constexpr, FREQUENCIES: tl.constexpr, STEP: tl.constexpr, RATIO: tl.constexpr,
+                DIM: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    first = _member(raw, raw_stride, ring, kept, tl.load(members + row), RATIO * DIM)
+    first = _member(raw, raw_steps, ring, kept, tl.load(members + row), STEP, RATIO * DIM)
     even, odd = load_pairs(first, DIM, PAIRS)
     if RATIO == 1:
         even, odd = bf16_value(even), bf16_value(odd)
     else:
-        second = _member(raw, raw_stride, ring, kept, tl.load(members + count + row), RATIO * DIM)
+        second = _member(raw, raw_steps, ring, kept, tl.load(members + count + row), STEP, RATIO * DIM)
         s1_even, s1_odd = load_pairs(second, DIM, PAIRS)
         v0_even, v0_odd = load_pairs(first + DIM, DIM, PAIRS)
         v1_even, v1_odd = load_pairs(second + DIM, DIM, PAIRS)
@@ -86,12 +88,12 @@ def _store_main(raw, raw_stride, ring, kept, members, count, weight, eps, latent
                  DATA_STEP, SCALE_STEP, KIND, FREQUENCIES, DIM, PAIRS)  # fmt: skip
 
 
-@triton.jit
-def _store_key(x, x_stride, weight, eps, positions, cos_sin, block_ids, slots, storage, block_units, data_offset,
+@triton.jit(do_not_specialize=["x_steps"])
+def _store_key(x, x_steps, weight, eps, positions, cos_sin, block_ids, slots, storage, block_units, data_offset,
                scale_offset, DATA_STEP: tl.constexpr, SCALE_STEP: tl.constexpr, KIND: tl.constexpr,
-               FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+               FREQUENCIES: tl.constexpr, STEP: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    even, odd = load_pairs(x + row * x_stride, DIM, PAIRS)
+    even, odd = load_pairs(x + row * x_steps * STEP, DIM, PAIRS)
     even, odd = norm_pairs(even, odd, weight, eps, DIM, PAIRS)
     _store_entry(even, odd, row, positions, cos_sin, storage, block_units, data_offset, scale_offset, block_ids, slots,
                  DATA_STEP, SCALE_STEP, KIND, FREQUENCIES, DIM, PAIRS)  # fmt: skip
@@ -125,10 +127,10 @@ def store_main(
     (ratio, count), dim = members.shape, weight.shape[0]
     latent = torch.empty(count, dim, dtype=torch.bfloat16, device=raw.device)
     if count:
-        raw = raw if raw.stride(1) == 1 else raw.contiguous()
-        sources = raw, raw.stride(0), ring.contiguous(), ring.shape[0], members.contiguous(), count
+        raw, steps, step = aligned_rows(raw)
+        sources = raw, steps, aligned(ring), ring.shape[0], members.contiguous(), count
         places = positions.contiguous(), cos_sin, block_ids.contiguous(), slots.contiguous(), *page_arguments(pages)
-        sizes = pages.format.kind.value, cos_sin.shape[1] // 2, ratio, dim, pairs_of(dim)
+        sizes = pages.format.kind.value, cos_sin.shape[1] // 2, step, ratio, dim, pairs_of(dim)
         _store_main[(count,)](*sources, weight, eps, latent, *places, *sizes, **_OPTIONS)
     return latent
 
@@ -147,7 +149,7 @@ def store_key(
     """x bfloat16 [n, d] into the places (block_ids [n], slots [n])."""
     count, dim = x.shape
     if count:
-        x = x if x.stride(1) == 1 else x.contiguous()
+        x, steps, step = aligned_rows(x)
         places = positions.contiguous(), cos_sin, block_ids.contiguous(), slots.contiguous(), *page_arguments(pages)
-        sizes = pages.format.kind.value, cos_sin.shape[1] // 2, dim, pairs_of(dim)
-        _store_key[(count,)](x, x.stride(0), weight, eps, *places, *sizes, **_OPTIONS)
+        sizes = pages.format.kind.value, cos_sin.shape[1] // 2, step, dim, pairs_of(dim)
+        _store_key[(count,)](x, steps, weight, eps, *places, *sizes, **_OPTIONS)

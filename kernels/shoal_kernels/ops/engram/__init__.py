@@ -128,7 +128,8 @@ def gathered_bytes(part: Tensor, rows: Tensor, *, is_pinned: bool = False) -> Te
     """Rows of a table's bytes, uint8 [n, units]; zeros, which stand for zeros, where `rows` int64 [n] is -1."""
     out = torch.empty(rows.shape[0], part.shape[1], dtype=torch.uint8, device=part.device, pin_memory=is_pinned)
     torch.index_select(part, 0, rows.clamp_min(0), out=out)
-    return out.masked_fill_((rows < 0)[:, None], 0)
+    out[rows < 0] = 0
+    return out
 
 
 @functools.cache

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import EXACT_OPTIONS, decode_ue8m0, round_bf16
-from shoal_kernels.triton_rows import from_e4m3, rsqrt, sigmoid
+from shoal_kernels.triton_rows import aligned, from_e4m3, rsqrt, sigmoid
 
 if TYPE_CHECKING:
     from shoal_kernels.ops.engram import EngramTable
+
+_GATE_PROGRAMS = 1024  # about two rounds of an H200
+_GATE_WARPS = 8
 
 
 @triton.jit
@@ -39,11 +42,10 @@ def _add_three(a, b, c, d, e, f):
 
 
 @triton.jit
-def _dot_part(streams, keys, weight, at, DIM: tl.constexpr):
+def _dot_part(streams, keys, w, at, DIM: tl.constexpr):
     is_there = at < DIM
     x = tl.load(streams + at, mask=is_there, other=0.0).to(tl.float32)
     key = tl.load(keys + at, mask=is_there, other=0.0).to(tl.float32)
-    w = tl.load(weight + at, mask=is_there, other=0.0)
     dot, x_square, key_square = tl.reduce(((x * w) * key, x * x, key * key), 0, _add_three)
     return x, dot, x_square, key_square
 
@@ -55,27 +57,32 @@ def _add_part(x, value, g, keep, out, at, DIM: tl.constexpr):
     tl.store(out + at, round_bf16(tl.where(keep, x, x + g * v)), mask=is_there)
 
 
-@triton.jit
-def _gate(streams, kv, weight, skip, rms_eps, root, out, STREAMS: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr,
-          TAIL: tl.constexpr):  # fmt: skip
-    # The streams of a row are neighbours in the grid, so its value is read from memory once.
-    row, n = (tl.program_id(0) // STREAMS).to(tl.int64), tl.program_id(0) % STREAMS
+@triton.jit(do_not_specialize=["rows", "rows_each"])
+def _gate(streams, kv, weight, skip, rms_eps, root, out, rows, rows_each, STREAMS: tl.constexpr, DIM: tl.constexpr,
+          HEAD: tl.constexpr, TAIL: tl.constexpr):  # fmt: skip
+    # One stream of some rows: its weight stays in registers. The streams of a row are neighbours in the grid, so its
+    # value is read from memory once.
+    first, n = (tl.program_id(0) // STREAMS) * rows_each, tl.program_id(0) % STREAMS
     at, more_at = tl.arange(0, HEAD), HEAD + tl.arange(0, max(TAIL, 1))
-    place = (row * STREAMS + n) * DIM
-    keys, value = kv + (row * (STREAMS + 1) + n) * DIM, kv + (row * (STREAMS + 1) + STREAMS) * DIM
-    x, dot, x_square, key_square = _dot_part(streams + place, keys, weight + n * DIM, at, DIM)
-    if TAIL:
-        more, dot_2, x_square_2, key_square_2 = _dot_part(streams + place, keys, weight + n * DIM, more_at, DIM)
-        dot, x_square, key_square = dot + dot_2, x_square + x_square_2, key_square + key_square_2
-    dot = dot * rsqrt(tl.math.div_rn(x_square, DIM * 1.0) + rms_eps)
-    dot = dot * rsqrt(tl.math.div_rn(key_square, DIM * 1.0) + rms_eps)
-    dot = dot * root
-    magnitude = tl.math.sqrt_rn(tl.maximum(tl.abs(dot), 1e-6))
-    g = sigmoid(tl.where(dot > 0, magnitude, tl.where(dot < 0, -magnitude, 0.0)))
-    keep = tl.load(skip + row) != 0
-    _add_part(x, value, g, keep, out + place, at, DIM)
-    if TAIL:
-        _add_part(more, value, g, keep, out + place, more_at, DIM)
+    w = tl.load(weight + n * DIM + at, mask=at < DIM, other=0.0)
+    more_w = tl.load(weight + n * DIM + more_at, mask=more_at < DIM, other=0.0)
+    for i in range(0, min(rows_each, rows - first)):
+        row = (first + i).to(tl.int64)
+        place = (row * STREAMS + n) * DIM
+        keys, value = kv + (row * (STREAMS + 1) + n) * DIM, kv + (row * (STREAMS + 1) + STREAMS) * DIM
+        x, dot, x_square, key_square = _dot_part(streams + place, keys, w, at, DIM)
+        if TAIL:
+            more, dot_2, x_square_2, key_square_2 = _dot_part(streams + place, keys, more_w, more_at, DIM)
+            dot, x_square, key_square = dot + dot_2, x_square + x_square_2, key_square + key_square_2
+        dot = dot * rsqrt(tl.math.div_rn(x_square, DIM * 1.0) + rms_eps)
+        dot = dot * rsqrt(tl.math.div_rn(key_square, DIM * 1.0) + rms_eps)
+        dot = dot * root
+        magnitude = tl.math.sqrt_rn(tl.maximum(tl.abs(dot), 1e-6))
+        g = sigmoid(tl.where(dot > 0, magnitude, tl.where(dot < 0, -magnitude, 0.0)))
+        keep = tl.load(skip + row) != 0
+        _add_part(x, value, g, keep, out + place, at, DIM)
+        if TAIL:
+            _add_part(more, value, g, keep, out + place, more_at, DIM)
 
 
 def engram_gather(table: EngramTable, rows: Tensor, precision: Precision) -> Tensor:
@@ -94,11 +101,13 @@ def engram_gate(
 ) -> Tensor:
     """streams [R, N, D], kv [R, (N+1)*D], weight [N, D], skip [R] -> [R, N, D]."""
     rows, n, dim = streams.shape
-    streams, kv, weight, skip = (x.contiguous() for x in (streams, kv, weight, skip))
+    streams, kv, weight, skip = (aligned(x) for x in (streams, kv, weight, skip))
     out = torch.empty_like(streams)
     if rows:
         head = triton.next_power_of_2(dim + 1) // 2
         tail = triton.next_power_of_2(dim - head) if dim > head else 0
-        given = streams, kv, weight, skip, rms_eps, float(dim) ** -0.5, out
-        _gate[(rows * n,)](*given, n, dim, head, tail, num_warps=max(1, min(8, head // 512)), **EXACT_OPTIONS)
+        rows_each = max(1, rows * n // _GATE_PROGRAMS)
+        given = streams, kv, weight, skip, rms_eps, float(dim) ** -0.5, out, rows, rows_each
+        num_warps = max(1, min(_GATE_WARPS, head // 512))
+        _gate[(triton.cdiv(rows, rows_each) * n,)](*given, n, dim, head, tail, num_warps=num_warps, **EXACT_OPTIONS)
     return out

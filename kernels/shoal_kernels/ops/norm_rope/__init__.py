@@ -80,7 +80,7 @@ def rope(
     cos_sin = _check_rope(x, positions, table, precision)
     heads = x if x.dim() == 3 else x.unsqueeze(1)
     result: Tensor = resolve("rope", x.device.type, precision, backend)(
-        heads, positions, cos_sin, inverse, in_place, precision
+        heads, positions, cos_sin, inverse, precision, in_place
     )
     return result if x.dim() == 3 else result.squeeze(1)
 

@@ -18,7 +18,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Ten
     return precision.bf16((x * arith.rsqrt(mean + eps)[:, None]) * weight)
 
 
-def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, in_place: bool, precision: Precision) -> Tensor:
+def rope(
+    x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, precision: Precision, in_place: bool = False
+) -> Tensor:
     """x [R, H, d], cos_sin [length, 2F] -> [R, H, d]."""
     frequencies = cos_sin.shape[1] // 2
     angles = cos_sin[positions][:, None, :]  # [R, 1, 2F]
@@ -36,7 +38,7 @@ def rms_norm_rope(
 ) -> Tensor:
     """x [R, D], weight [D], cos_sin [length, 2F] -> [R, D]."""
     normed = rms_norm(x, weight, eps, precision)
-    return rope(normed[:, None], positions, cos_sin, False, False, precision)[:, 0]
+    return rope(normed[:, None], positions, cos_sin, False, precision)[:, 0]
 
 
 def rms_norm_cast(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Tensor:
@@ -47,7 +49,7 @@ def rms_norm_cast(x: Tensor, weight: Tensor, eps: float, precision: Precision) -
 
 def rope_cast(x: Tensor, positions: Tensor, cos_sin: Tensor, precision: Precision) -> Tensor:
     """x [R, H, d], cos_sin [length, 2F] -> [R, H, d]."""
-    rotated: Tensor = resolve("rope", x.device.type, precision)(x, positions, cos_sin, False, False, precision)
+    rotated: Tensor = resolve("rope", x.device.type, precision)(x, positions, cos_sin, False, precision)
     return cast_q4ue(rotated, precision=precision)
 
 

@@ -12,6 +12,7 @@ from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import EXACT_OPTIONS, round_bf16
 from shoal_kernels.triton_rows import (
     WINDOW,
+    aligned_rows,
     bf16_value,
     load_pairs,
     norm_pairs,
@@ -33,12 +34,12 @@ def _norm_part(values, factor, weight, at, DIM: tl.constexpr, SIZE: tl.constexpr
     return round_bf16(normed)
 
 
-@triton.jit
-def _norm(x, x_stride, weight, eps, out, DIM: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+@triton.jit(do_not_specialize=["x_steps"])
+def _norm(x, x_steps, weight, eps, out, STEP: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
           CAST: tl.constexpr):  # fmt: skip
     # A row is HEAD values and at most TAIL more, both powers of two: 5120 is 4096 + 1024, without idle lanes.
     row = tl.program_id(0).to(tl.int64)
-    source, target = x + row * x_stride, out + row * DIM
+    source, target = x + row * x_steps * STEP, out + row * DIM
     at = tl.arange(0, HEAD)
     values = tl.load(source + at, mask=at < DIM, other=0.0).to(tl.float32)
     total = tl.sum(values * values, 0)
@@ -52,15 +53,18 @@ def _norm(x, x_stride, weight, eps, out, DIM: tl.constexpr, HEAD: tl.constexpr, 
         tl.store(target + more_at, _norm_part(more, factor, weight, more_at, DIM, TAIL, CAST), mask=more_at < DIM)
 
 
-@triton.jit
-def _norm_rope(x, x_stride, weight, eps, positions, cos_sin, out, out_stride, FREQUENCIES: tl.constexpr,
-               DIM: tl.constexpr, PAIRS: tl.constexpr, TO_RECORD: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["out"])
+def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.constexpr, STEP: tl.constexpr,
+               FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
+               TO_RECORD: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    even, odd = load_pairs(x + row * x_stride, DIM, PAIRS)
+    even, odd = load_pairs(x + row * x_steps * STEP, DIM, PAIRS)
     even, odd = norm_pairs(even, odd, weight, eps, DIM, PAIRS)
     angles = cos_sin + tl.load(positions + row) * (2 * FREQUENCIES)
     even, odd = rotate_pairs(even, odd, angles, FREQUENCIES, DIM, PAIRS)
-    target = out + row * out_stride
+    target = out + row * UNITS
+    if UNITS % 16 == 0:
+        target = tl.multiple_of(target, 16)
     if TO_RECORD:
         store_record(even, odd, target, target + DIM, WINDOW, DIM, PAIRS)
     else:
@@ -106,14 +110,14 @@ def _warps(size: int) -> int:
 
 
 def _run_norm(x: Tensor, weight: Tensor, eps: float, cast: bool) -> Tensor:
-    x, (rows, dim) = _rows(x), x.shape
+    (x, steps, step), (rows, dim) = aligned_rows(x), x.shape
     out = torch.empty(rows, dim, dtype=torch.bfloat16, device=x.device)
     head = max(32, triton.next_power_of_2(dim + 1) // 2)
     tail = triton.next_power_of_2(dim - head) if dim > head else 0
     tail = max(tail, 32) if tail else 0
     if rows:
-        sizes = dim, head, tail, cast
-        _norm[(rows,)](x, x.stride(0), weight, eps, out, *sizes, num_warps=_warps(head), **EXACT_OPTIONS)
+        sizes = step, dim, head, tail, cast
+        _norm[(rows,)](x, steps, weight, eps, out, *sizes, num_warps=_warps(head), **EXACT_OPTIONS)
     return out
 
 
@@ -151,12 +155,15 @@ def _run_rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, in_p
 def _run_norm_rope(
     x: Tensor, weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, out: Tensor, to_record: bool
 ) -> Tensor:
-    x, (rows, dim) = _rows(x), x.shape
+    (x, steps, step), (rows, dim) = aligned_rows(x), x.shape
+    units = out.shape[1]
+    is_placed = out.data_ptr() % 16 == 0 or units % 16 != 0
+    target = out if is_placed else torch.empty_like(out)
     if rows:
-        given = x, x.stride(0), weight, eps, positions.contiguous(), cos_sin, out, out.stride(0)
-        sizes = cos_sin.shape[1] // 2, dim, pairs_of(dim), to_record
+        given = x, steps, weight, eps, positions.contiguous(), cos_sin, target
+        sizes = units, step, cos_sin.shape[1] // 2, dim, pairs_of(dim), to_record
         _norm_rope[(rows,)](*given, *sizes, num_warps=_warps(dim), **EXACT_OPTIONS)
-    return out
+    return out if is_placed else out.copy_(target)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Tensor:
@@ -169,7 +176,9 @@ def rms_norm_cast(x: Tensor, weight: Tensor, eps: float, precision: Precision) -
     return _run_norm(x, weight, eps, precision.cast_activations)
 
 
-def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, in_place: bool, precision: Precision) -> Tensor:
+def rope(
+    x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, precision: Precision, in_place: bool = False
+) -> Tensor:
     """x [R, H, d], cos_sin [length, 2F] -> [R, H, d]."""
     return _run_rope(x, positions, cos_sin, inverse, in_place, False)
 
