@@ -11,8 +11,9 @@ from shoal_kernels.checks import check_rows, check_values, check_wide
 from shoal_kernels.precision import Precision
 from shoal_kernels.registry import resolve
 
-MIX_PARTS = 3
-"""bfloat16 terms of a float32 weight: three times 8 significant bits hold its 24."""
+MIX_PARTS = 2
+"""bfloat16 terms that stand for a float32 weight: 16 significant bits. What they leave out is below the rounding of the
+sum over N*D itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,8 @@ class MixWeight:
     """Weights of one `mix`, prepared from the stored tensors with `prepare`, in one of two forms.
 
     fn     float32 [N*D, (2+N)*N], transposed from the stored [(2+N)*N, N*D]; or, for precisions that keep bytes,
-           bfloat16 [MIX_PARTS, (2+N)*N, N*D] whose sum over the parts is the stored weight: each product with a
-           bfloat16 stream value is exact in float32
+           bfloat16 [(2+N)*N, MIX_PARTS, N*D] whose sum over the parts is the stored weight to a relative 2^-17: each
+           product with a bfloat16 stream value is exact in float32
     scale  float32 [3]: of pre, post, comb
     base   float32 [(2+N)*N]
     """
@@ -46,13 +47,13 @@ class MixWeight:
 
 
 def _bf16_parts(fn: Tensor) -> Tensor:
-    """float32 [...] -> bfloat16 [MIX_PARTS, ...], largest first, each the rounding of what the ones before leave."""
+    """float32 [M, K] -> bfloat16 [M, MIX_PARTS, K], largest first, each the rounding of what the ones before leave."""
     parts = []
     rest = fn
     for _ in range(MIX_PARTS):
         parts.append(rest.to(torch.bfloat16))
         rest = rest - parts[-1].to(torch.float32)
-    return torch.stack(parts).contiguous()
+    return torch.stack(parts, dim=1).contiguous()
 
 
 def mix(
@@ -80,7 +81,7 @@ def mix(
     if weight.keeps_bytes != precision.keeps_bytes:
         raise ValueError(f"this weight was not prepared for precision {precision.name}")
     if weight.keeps_bytes:
-        check_rows("fn", weight.fn, MIX_PARTS, (2 + n) * n, n * d, dtype=torch.bfloat16)
+        check_rows("fn", weight.fn, (2 + n) * n, MIX_PARTS, n * d, dtype=torch.bfloat16)
     else:
         check_rows("fn", weight.fn, n * d, (2 + n) * n, dtype=torch.float32)
     if iterations < 1:

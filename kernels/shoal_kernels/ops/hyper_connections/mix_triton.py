@@ -18,10 +18,10 @@ from shoal_kernels import triton_lib as lib
 SEGMENT, BLOCK_K, GROUP = 256, 64, 4
 COLUMNS = 32
 """Columns of a partial sum: the (2 + N) * N products, then the sum of squares, then padding."""
-_FINISH_ROWS, _AT_ONCE = 16, 20
+_FINISH_ROWS = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def partial_kernel(
     streams,
     fn,
@@ -30,53 +30,53 @@ def partial_kernel(
     K: tl.constexpr,
     M: tl.constexpr,
     PARTS: tl.constexpr,
-    WIDTH: tl.constexpr,
     COLS: tl.constexpr,
     LENGTH: tl.constexpr,
     STEP: tl.constexpr,
     PER_PROGRAM: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """Sums of streams [rows, K] times fn [PARTS, M, K] over some segments: out [programs, rows, COLS] float32.
+    """Sums of streams [rows, K] times fn [M, PARTS, K] over some segments: out [programs, rows, COLS] float32.
 
-    A column of the product holds one part of one output; the WIDTH columns of an output stand side by side, those that
-    no part fills are zero.
+    The parts of an output are neighbouring columns of the product.
     """
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    column = tl.arange(0, COLS * WIDTH)
-    part, output = column % WIDTH, column // WIDTH
-    is_weight = (part < PARTS) & (output < M)
+    column = tl.arange(0, COLS * PARTS)
     step = tl.arange(0, STEP)
     first = tl.program_id(1) * (PER_PROGRAM * LENGTH)
     left = streams + row.to(tl.int64)[:, None] * K + step[None, :]
-    right = fn + (part * M + output)[:, None] * K + step[None, :]
+    right = fn + column[:, None] * K + step[None, :]
     index = tl.arange(0, COLS)
 
     STEPS: tl.constexpr = LENGTH // STEP
     total = tl.zeros((BLOCK_R, COLS), tl.float32)
-    product = tl.zeros((BLOCK_R, COLS * WIDTH), tl.float32)
-    square = tl.zeros((BLOCK_R,), tl.float32)
+    product = tl.zeros((BLOCK_R, COLS * PARTS), tl.float32)
+    # Eight neighbours are summed within a thread; their sums meet once per segment.
+    squares = tl.zeros((BLOCK_R, STEP // 8), tl.float32)
     for i in range(PER_PROGRAM * STEPS):
         k = first + i * STEP
         inside = k + step < K
         a = tl.load(left + k, mask=(row < rows)[:, None] & inside[None, :], other=0.0)
-        b = tl.load(right + k, mask=is_weight[:, None] & inside[None, :], other=0.0)
+        b = tl.load(right + k, mask=(column < M * PARTS)[:, None] & inside[None, :], other=0.0)
         product = lib.dot(a, tl.trans(b), product)
         wide = a.to(tl.float32)
-        square += tl.sum(wide * wide, 1)
+        squares += tl.sum(tl.reshape(wide * wide, (BLOCK_R, STEP // 8, 8)), 2)
         if (i + 1) % STEPS == 0:
-            segment = tl.sum(tl.reshape(product, (BLOCK_R, COLS, WIDTH)), 2)
+            segment = tl.sum(tl.reshape(product, (BLOCK_R, COLS, PARTS)), 2)
+            square = tl.sum(squares, 1)
             total += tl.where(index[None, :] == M, square[:, None], segment)
-            product = tl.zeros((BLOCK_R, COLS * WIDTH), tl.float32)
-            square = tl.zeros((BLOCK_R,), tl.float32)
+            product = tl.zeros((BLOCK_R, COLS * PARTS), tl.float32)
+            squares = tl.zeros((BLOCK_R, STEP // 8), tl.float32)
     place = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * COLS + index[None, :]
     tl.store(out + place, total, mask=(row < rows)[:, None])
 
 
 @triton.jit
 def _scaled(a, b, c, d, eps):
-    """Four values over their sum plus eps; the sum as the host's tree of four."""
-    inverse = 1.0 / (((a + c) + (b + d)) + eps)
+    """Four values over their positive sum plus eps; the sum as the host's tree of four."""
+    # Shorter than a division, and 39 of these wait for each other.
+    root = tl.math.rsqrt(((a + c) + (b + d)) + eps)
+    inverse = root * root
     return a * inverse, b * inverse, c * inverse, d * inverse
 
 
@@ -111,7 +111,7 @@ def _store_four(to, row, rows, j: tl.constexpr, a, b, c, d):
     tl.store(at + 3, d, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def finish_kernel(
     partials,
     scale,
@@ -123,33 +123,27 @@ def finish_kernel(
     eps,
     rms_eps,
     K: tl.constexpr,
-    PARTIALS: tl.constexpr,
+    GROUPS: tl.constexpr,
     PER_GROUP: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     COLS: tl.constexpr,
     ITERATIONS: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """Coefficients of BLOCK_R rows from partials [PARTIALS, rows, COLS], for four streams.
+    """Coefficients of BLOCK_R rows from partials [GROUPS * PER_GROUP, rows, COLS], for four streams.
 
     A thread holds its row's 4 x 4 matrix in registers.
     """
     N: tl.constexpr = 4
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     index = tl.arange(0, COLS)
-    at = partials + row.to(tl.int64)[:, None] * COLS + index[None, :]
-    total = tl.zeros((BLOCK_R, COLS), tl.float32)
-    for first in tl.static_range(0, PARTIALS, AT_ONCE):
-        # Loads first: what is in flight together costs one trip to memory.
-        loaded = ()
-        for s in tl.static_range(first, min(first + AT_ONCE, PARTIALS)):
-            value = tl.load(at + s * rows.to(tl.int64) * COLS, mask=(row < rows)[:, None], other=0.0)
-            loaded = loaded + (value,)  # noqa: RUF005
-        for s in tl.static_range(0, len(loaded), PER_GROUP):
-            group = loaded[s]
-            for other in tl.static_range(s + 1, min(s + PER_GROUP, len(loaded))):
-                group += loaded[other]
-            total += group
+    group = tl.arange(0, BLOCK_G)[:, None, None]
+    mask = (group < GROUPS) & (row < rows)[None, :, None]
+    at = (group * PER_GROUP * rows + row[None, :, None]).to(tl.int64) * COLS + index[None, None, :]
+    sums = tl.load(partials + at, mask=mask, other=0.0)
+    for s in tl.static_range(1, PER_GROUP):
+        sums += tl.load(partials + at + s * rows * COLS, mask=mask, other=0.0)
+    total = tl.sum(sums, 0)
 
     mean = tl.math.div_rn(_column(total, index, N * (N + 2)), K * 1.0)
     factor = tl.math.div_rn(1.0, tl.math.sqrt_rn(mean + rms_eps))
@@ -198,7 +192,8 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
     if rows == 0:
         return pre, post, comb
     block_r, per_program, num_warps, num_stages = _tile(rows)
-    programs = triton.cdiv(n * d, per_program * SEGMENT)
+    groups = triton.cdiv(n * d, GROUP * SEGMENT)
+    programs = groups * (GROUP // per_program)
     partials = torch.empty(programs, rows, COLUMNS, **wide)
     partial_kernel[(triton.cdiv(rows, block_r), programs)](
         streams.contiguous(),
@@ -207,8 +202,7 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         rows,
         K=n * d,
         M=(2 + n) * n,
-        PARTS=weight.fn.shape[0],
-        WIDTH=triton.next_power_of_2(weight.fn.shape[0]),
+        PARTS=weight.fn.shape[1],
         COLS=COLUMNS,
         LENGTH=SEGMENT,
         STEP=BLOCK_K,
@@ -216,6 +210,7 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         BLOCK_R=block_r,
         num_warps=num_warps,
         num_stages=num_stages,
+        **lib.EXACT_OPTIONS,
     )
     finish_kernel[(triton.cdiv(rows, _FINISH_ROWS),)](
         partials,
@@ -228,9 +223,9 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         eps,
         rms_eps,
         K=n * d,
-        PARTIALS=programs,
+        GROUPS=groups,
         PER_GROUP=GROUP // per_program,
-        AT_ONCE=_AT_ONCE,
+        BLOCK_G=triton.next_power_of_2(groups),
         COLS=COLUMNS,
         ITERATIONS=iterations,
         BLOCK_R=_FINISH_ROWS,

@@ -13,7 +13,7 @@ from shoal_kernels.ops.hyper_connections.mix_triton import mix
 
 __all__ = ["collapse", "collapse_norm", "collapse_norm_cast", "expand", "expand_norm", "mix"]
 
-_CHUNK, _WARPS = 1024, 4  # values of one load: 8 per thread, 16 bytes
+_CHUNK, _WARPS = 1024, 8
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def row_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, CHUNK)
     CHUNKS: tl.constexpr = (D + CHUNK - 1) // CHUNK
-    sources, written = (), ()
+    sources, written, scales = (), (), ()
     for c in tl.static_range(CHUNKS):
         d = c * CHUNK + at
         for n in tl.static_range(N):
@@ -51,6 +51,8 @@ def row_kernel(
             sources = sources + (value,)  # noqa: RUF005
         if EXPAND:
             written = written + (tl.load(y + row * D + d, mask=d < D, other=0.0),)  # noqa: RUF005
+        if NORM:
+            scales = scales + (tl.load(weight + d, mask=d < D, other=0.0),)  # noqa: RUF005
     reads, writes, carries = (), (), ()
     for n in tl.static_range(N):
         if COLLAPSE:
@@ -91,8 +93,7 @@ def row_kernel(
         factor = tl.math.div_rn(1.0, tl.math.sqrt_rn(mean + eps))
         for c in tl.static_range(CHUNKS):
             d = c * CHUNK + at
-            scale = tl.load(weight + d, mask=d < D, other=0.0)
-            rounded = lib.round_bf16((kept[c] * factor) * scale)
+            rounded = lib.round_bf16((kept[c] * factor) * scales[c])
             tl.store(collapsed + row * D + d, rounded, mask=d < D)
             if CAST:
                 groups = tl.reshape(rounded.to(tl.float32), (CHUNK // 32, 32))
