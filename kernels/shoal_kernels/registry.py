@@ -74,7 +74,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "decode_records": _entry("records", "decode_records"),
     "write_records": _entry("records", "write_records"),
     "copy_rows": _fused("records", "copy_rows"),
-    "linear": _entry("linear", "linear"),
+    "linear": _entry("linear", "linear", device=("tilelang", "triton")),
     "rms_norm": _entry("norm_rope", "rms_norm"),
     "rms_norm_rope": _entry("norm_rope", "rms_norm_rope"),
     "rope": _entry("norm_rope", "rope"),
