@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from shoal_kernels import SERVED, SERVED_BF16
-from shoal_kernels.formats import dequantise_fp4_weight, dequantise_fp8_weight
 from shoal_kernels.ops.experts import ExpertWeights, experts, moe
-from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, backends, needs_device, relative_error
+from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, backends, relative_error
 
 BACKENDS = backends(tilelang=True)
 Stored = tuple[torch.Tensor, torch.Tensor]
@@ -27,13 +26,14 @@ class Layer:
         self.device = ExpertWeights.from_fp4(*routed, keep_bytes=True), ExpertWeights.from_fp8(*one, keep_bytes=True)
 
     def _fp4(self, out: int, size: int) -> Stored:
-        options = {"generator": self.generator, "dtype": torch.uint8, "device": self.where}
-        return torch.randint(0, 256, (out, size // 2), **options), torch.randint(118, 124, (out, size // 32), **options)
+        return self._bytes(0, 256, out, size // 2), self._bytes(118, 124, out, size // 32)
 
     def _fp8(self, out: int, size: int) -> Stored:
         data = torch.randn(out, size, generator=self.generator, device=self.where).to(torch.float8_e4m3fn)
-        options = {"generator": self.generator, "dtype": torch.uint8, "device": self.where}
-        return data, torch.randint(120, 124, (-(-out // 32), -(-size // 32)), **options)
+        return data, self._bytes(120, 124, -(-out // 32), -(-size // 32))
+
+    def _bytes(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=self.generator, device=self.where, dtype=torch.uint8)
 
     def inputs(self, rows: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x bfloat16, ids, weights on the device."""
@@ -68,6 +68,15 @@ def test_outputs_are_those_of_the_host(backend: str, dim: int, inner: int, top_k
     for row in range(rows):
         assert relative_error(got_routed[row], want_routed[row]) < 1e-2
         assert relative_error(got[row], want[row]) < 1e-2
+
+
+def test_the_products_of_whole_blocks_are_those_of_planes(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(3, 64, 32, seed=5)
+    x, ids, weights = layer.inputs(4, 2)
+    want = moe(x, ids, weights, *layer.device, 10.0, precision=SERVED_BF16, backend="triton")
+    monkeypatch.setattr("shoal_kernels.ops.experts.triton._joins_planes", lambda device: True)
+    got = moe(x, ids, weights, *layer.device, 10.0, precision=SERVED_BF16, backend="triton")
+    assert relative_error(got, want) < 1e-2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

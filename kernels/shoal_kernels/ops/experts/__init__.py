@@ -33,8 +33,8 @@ class ExpertWeights:
     down     float32 [E, I, D], contiguous: w2, transposed from the stored [D, I]
 
     Bytes (`keep_bytes`), the stored bits in another order (see `packing`), w1 above w3:
-    gate_up  int32 [E, ceil(D/256), words, 2*I, 16] with gate_up_scale uint8 [E, ceil(D/256), 8, 2*I]
-    down     int32 [E, ceil(I/256), words, D, 16] with down_scale uint8 [E, ceil(I/256), 8, D]
+    gate_up  int32 [E, ceil(D/256), words, 2*I, 16] with gate_up_scale uint8 [E, ceil(D/256), 2*I, 8]
+    down     int32 [E, ceil(I/256), words, D, 16] with down_scale uint8 [E, ceil(I/256), D, 8]
     words    2 for FP4 and 4 for FP8
     """
 

@@ -3,7 +3,7 @@
 
 Both compute the transposed output: the weight is the left operand, decoded in registers to the bfloat16 values that it
 stands for, and the rows of an expert are the columns. The sum over K runs in one order for every shape of rows: plane
-by plane, 32 elements at a time.
+by plane, 32 elements at a time, or block by block on Blackwell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import triton.language as tl
 from torch import Tensor
 
 from shoal_kernels.ops.experts.packing import FP4_WORDS, K_BLOCK, packed_depth
-from shoal_kernels.ops.experts.triton_decode import decode_fp4, decode_fp8, fp4_rest, load_scale, load_words
+from shoal_kernels.ops.experts.triton_decode import (
+    decode_block,
+    decode_fp4,
+    decode_fp8,
+    fp4_rest,
+    load_scale,
+    load_words,
+)
 from shoal_kernels.ops.experts.triton_routing import cast_rows, combine, sort_pairs
 from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import cast_q8, dot, round_bf16
@@ -40,9 +47,9 @@ def _find_tile(starts, tile, num_experts, EXPERTS: tl.constexpr, BLOCK_N: tl.con
 
 
 @triton.jit
-def _load_rows(x, offsets, valid, first, depth, MASKED: tl.constexpr):
-    """[32, N]: 32 elements of every row from `first`; rows that are not valid hold anything that is finite."""
-    k = first + tl.arange(0, 32)
+def _load_rows(x, offsets, first, depth, SIZE: tl.constexpr, MASKED: tl.constexpr):
+    """[SIZE, N]: SIZE elements of every row from `first`."""
+    k = first + tl.arange(0, SIZE)
     pointers = x + offsets[None, :] + k[:, None]
     if MASKED:
         return tl.load(pointers, mask=(k < depth)[:, None], other=0.0)
@@ -52,8 +59,8 @@ def _load_rows(x, offsets, valid, first, depth, MASKED: tl.constexpr):
 @triton.jit
 def _gate_up(
     x, words, scales, starts, order, weights, u, limit, num_experts, depth, inner, u_stride, TOP_K: tl.constexpr,
-    ROUTED: tl.constexpr, FP4: tl.constexpr, BLOCKS: tl.constexpr, MASK_K: tl.constexpr, MASK_M: tl.constexpr,
-    EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ROUTED: tl.constexpr, FP4: tl.constexpr, JOINED: tl.constexpr, BLOCKS: tl.constexpr, MASK_K: tl.constexpr,
+    MASK_M: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """u [sorted pair, I] = Q8(silu(min(gate, limit)) * clamp(up) * weight) of BLOCK_M columns and BLOCK_N pairs."""
     WORDS: tl.constexpr = 2 if FP4 else 4
@@ -80,23 +87,29 @@ def _gate_up(
     for block in range(BLOCKS):
         word = words + block * (WORDS * 16 * step)
         scale = scales + block * (8 * step)
-        if FP4:
-            gate_a, gate_b = load_words(word, gates, inside, MASK_M), load_words(word + 16 * step, gates, inside, MASK_M)
-            up_a, up_b = load_words(word, ups, inside, MASK_M), load_words(word + 16 * step, ups, inside, MASK_M)
-            gate_c, up_c = fp4_rest(gate_a, gate_b), fp4_rest(up_a, up_b)
-        for plane in tl.static_range(8):
-            values = _load_rows(x, offsets, valid, block * 256 + plane * 32, depth, MASK_K)
-            gate_scale = load_scale(scale + plane * step, gates, inside, MASK_M)
-            up_scale = load_scale(scale + plane * step, ups, inside, MASK_M)
+        if JOINED:
+            values = _load_rows(x, offsets, block * 256, depth, 256, MASK_K)
+            gate = dot(decode_block(word, scale, gates, inside, step, FP4, MASK_M), values, gate)
+            up = dot(decode_block(word, scale, ups, inside, step, FP4, MASK_M), values, up)
+        else:
             if FP4:
-                left = decode_fp4(gate_a, gate_b, gate_c, gate_scale, plane)
-                right = decode_fp4(up_a, up_b, up_c, up_scale, plane)
-            else:
-                place = word + (plane // 2) * (16 * step)
-                left = decode_fp8(load_words(place, gates, inside, MASK_M), gate_scale, plane % 2)
-                right = decode_fp8(load_words(place, ups, inside, MASK_M), up_scale, plane % 2)
-            gate = dot(left, values, gate)
-            up = dot(right, values, up)
+                second = word + 16 * step
+                gate_a, gate_b = load_words(word, gates, inside, MASK_M), load_words(second, gates, inside, MASK_M)
+                up_a, up_b = load_words(word, ups, inside, MASK_M), load_words(second, ups, inside, MASK_M)
+                gate_c, up_c = fp4_rest(gate_a, gate_b), fp4_rest(up_a, up_b)
+            for plane in tl.static_range(8):
+                values = _load_rows(x, offsets, block * 256 + plane * 32, depth, 32, MASK_K)
+                gate_scale = load_scale(scale, gates, inside, plane, MASK_M)
+                up_scale = load_scale(scale, ups, inside, plane, MASK_M)
+                if FP4:
+                    left = decode_fp4(gate_a, gate_b, gate_c, gate_scale, plane)
+                    right = decode_fp4(up_a, up_b, up_c, up_scale, plane)
+                else:
+                    place = word + (plane // 2) * (16 * step)
+                    left = decode_fp8(load_words(place, gates, inside, MASK_M), gate_scale, plane % 2)
+                    right = decode_fp8(load_words(place, ups, inside, MASK_M), up_scale, plane % 2)
+                gate = dot(left, values, gate)
+                up = dot(right, values, up)
     gate, up = round_bf16(gate).to(tl.float32), round_bf16(up).to(tl.float32)
     gate = tl.minimum(gate, limit)
     up = tl.maximum(tl.minimum(up, limit), -limit)
@@ -110,8 +123,8 @@ def _gate_up(
 @triton.jit
 def _down(
     u, words, scales, starts, order, out, num_experts, depth, dim, u_stride, ROUTED: tl.constexpr,
-    FP4: tl.constexpr, BLOCKS: tl.constexpr, MASK_K: tl.constexpr, MASK_M: tl.constexpr, EXPERTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FP4: tl.constexpr, JOINED: tl.constexpr, BLOCKS: tl.constexpr, MASK_K: tl.constexpr, MASK_M: tl.constexpr,
+    EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out [pair, D] = bf16(down . u) of BLOCK_M columns and BLOCK_N pairs."""
     WORDS: tl.constexpr = 2 if FP4 else 4
@@ -129,18 +142,22 @@ def _down(
     for block in range(BLOCKS):
         word = words + block * (WORDS * 16 * dim)
         scale = scales + block * (8 * dim)
-        if FP4:
-            a, b = load_words(word, columns, inside, MASK_M), load_words(word + 16 * dim, columns, inside, MASK_M)
-            c = fp4_rest(a, b)
-        for plane in tl.static_range(8):
-            values = _load_rows(u, offsets, valid, block * 256 + plane * 32, depth, MASK_K)
-            multiplier = load_scale(scale + plane * dim, columns, inside, MASK_M)
+        if JOINED:
+            values = _load_rows(u, offsets, block * 256, depth, 256, MASK_K)
+            acc = dot(decode_block(word, scale, columns, inside, dim, FP4, MASK_M), values, acc)
+        else:
             if FP4:
-                left = decode_fp4(a, b, c, multiplier, plane)
-            else:
-                place = word + (plane // 2) * (16 * dim)
-                left = decode_fp8(load_words(place, columns, inside, MASK_M), multiplier, plane % 2)
-            acc = dot(left, values, acc)
+                a, b = load_words(word, columns, inside, MASK_M), load_words(word + 16 * dim, columns, inside, MASK_M)
+                c = fp4_rest(a, b)
+            for plane in tl.static_range(8):
+                values = _load_rows(u, offsets, block * 256 + plane * 32, depth, 32, MASK_K)
+                multiplier = load_scale(scale, columns, inside, plane, MASK_M)
+                if FP4:
+                    left = decode_fp4(a, b, c, multiplier, plane)
+                else:
+                    place = word + (plane // 2) * (16 * dim)
+                    left = decode_fp8(load_words(place, columns, inside, MASK_M), multiplier, plane % 2)
+                acc = dot(left, values, acc)
     pairs = tl.load(order + slots, mask=valid, other=0) if ROUTED else slots
     target = out + pairs.to(tl.int64)[None, :] * dim + columns[:, None]
     tl.store(target, round_bf16(acc), mask=inside[:, None] & valid[None, :])
@@ -197,9 +214,10 @@ def _apply(
     block_n = row_block(pairs, count)
     tiles = min(pairs, triton.cdiv(pairs, block_n) + count)
     unused = starts
+    joined = _joins_planes(x.device)
     common = {
-        "ROUTED": order is not None, "FP4": expert_weights.down.shape[2] == FP4_WORDS, "BLOCK_N": block_n,
-        "EXPERTS": triton.next_power_of_2(count), "num_warps": 8 if block_n > 64 else 4, "num_stages": 3,
+        "JOINED": joined, "ROUTED": order is not None, "FP4": expert_weights.down.shape[2] == FP4_WORDS,
+        "BLOCK_N": block_n, "EXPERTS": triton.next_power_of_2(count), "num_warps": 8 if joined or block_n > 64 else 4, "num_stages": 2,
     }  # fmt: skip
     block_m = 128
     _gate_up[(triton.cdiv(inner, block_m), tiles)](
@@ -219,3 +237,8 @@ def _apply(
 def row_block(pairs: int, num_experts: int) -> int:
     """Rows of an expert that one tile takes: about what an expert gets. It changes no bits."""
     return min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, num_experts))))
+
+
+def _joins_planes(device: torch.device) -> bool:
+    """Whether a block of K is one product: Blackwell keeps the accumulator of every product in a loop apart."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
