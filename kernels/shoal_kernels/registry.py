@@ -97,7 +97,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "moe": _entry("experts", "moe", device=("tilelang", "triton")),
     "indexer_scores": _entry("indexer", "indexer_scores"),
     "indexer_select": _entry("indexer", "indexer_select"),
-    "sparse_attention": _entry("sparse_attention", "sparse_attention"),
+    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("tilelang", "triton")),
     "edit_logits": _entry("sampling", "edit_logits"),
     "filter_logits": _entry("sampling", "filter_logits"),
     "logprobs": _entry("sampling", "logprobs"),

@@ -192,3 +192,22 @@ def test_a_row_of_released_size_does_not_depend_on_its_batch(backend: str) -> No
     assert_rows_independent(
         lambda rows: _run(_choose(problem, rows), backend), 300, sizes=(1, 2, 3, 4, 5, 6, 48, 131, 133)
     )
+
+
+@pytest.mark.gpu
+@needs_device
+@pytest.mark.parametrize("with_entries", [True, False])
+def test_the_kernels_for_few_and_for_many_rows_give_the_same_bits(
+    with_entries: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Imported here: without a device TileLang may be missing.
+    from shoal_kernels.ops.sparse_attention import tilelang as hopper
+
+    problem = _on_device(_problem(150, **_RELEASED))
+    if not with_entries:
+        problem = {name: value for name, value in problem.items() if name not in _ENTRY_ARGUMENTS}
+    results = []
+    for few in (True, False):
+        monkeypatch.setattr(hopper, "is_few", lambda rows, sms, few=few: few)
+        results.append(_run(problem, "tilelang"))
+    assert_equal_bits(results[0], results[1])

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from shoal_kernels.checks import check_index, check_rows, check_values
-from shoal_kernels.ops.cast import cast_q8
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
@@ -71,11 +70,8 @@ def sparse_attention(
     cos_sin = table.cos_sin(positions, precision.wide)
     attend = resolve("sparse_attention", query.device.type, precision, backend)
     arguments = query, window, window_index, sink, scale, positions, cos_sin, entries, block_table, row_seq, topk
-    if precision.keeps_bytes:
-        fused: Tensor = attend(*arguments, precision, cast_out)
-        return fused
-    result: Tensor = attend(*arguments, precision)
-    return cast_q8(result, precision=precision) if cast_out else result
+    result: Tensor = attend(*arguments, precision, cast_out)
+    return result
 
 
 def _check_entries(

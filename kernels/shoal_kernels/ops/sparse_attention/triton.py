@@ -174,7 +174,7 @@ def sparse_attention(
     row_seq: Tensor | None,
     topk: Tensor | None,
     precision: Precision,
-    cast_out: bool = False,
+    cast_out: bool,
 ) -> Tensor:
     """query [R, H, d], window records [B, units] -> [R, H, d]."""
     rows, heads, dim = query.shape
@@ -191,7 +191,7 @@ def sparse_attention(
         far = topk if topk.stride(1) == 1 else topk.contiguous()
         far_width, entries_per_block, places = far.shape[1], entries.entries_per_block, record_places(entries)
     half = triton.next_power_of_2(dim // 2)
-    tile = 32 if half > 128 else 16
+    tile = 64 if half > 128 else 16
     _attend[(rows,)](
         query,
         window,
