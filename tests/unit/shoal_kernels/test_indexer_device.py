@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from shoal_kernels import SERVED, SERVED_BF16
@@ -10,9 +12,9 @@ from support.index_rows import IndexRows, index_rows
 from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, backends, needs_device
 from torch import Tensor
 
-_NANO = {"heads": 4, "dim": 64, "entries": 64, "blocks": 5}
-_ODD = {"heads": 3, "dim": 64, "entries": 16, "blocks": 9}
-_RELEASED = {"heads": 32, "dim": 128, "entries": 128, "blocks": 80}
+_NANO: dict[str, Any] = {"heads": 4, "dim": 64, "entries": 64, "blocks": 5}
+_ODD: dict[str, Any] = {"heads": 3, "dim": 64, "entries": 16, "blocks": 9}
+_RELEASED: dict[str, Any] = {"heads": 32, "dim": 128, "entries": 128, "blocks": 80}
 _SEQUENCES = [0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 1]
 
 
@@ -51,7 +53,7 @@ def _assert_exact(rows: IndexRows, k: int, num_blocks: int, size: int, backend: 
 
 @pytest.mark.parametrize("backend", backends())
 @pytest.mark.parametrize("shape", [_NANO, _ODD], ids=["nano", "odd"])
-def test_scores_are_close_to_the_host(backend: str, shape: dict[str, int]) -> None:
+def test_scores_are_close_to_the_host(backend: str, shape: dict[str, Any]) -> None:
     most = shape["entries"] * shape["blocks"]
     n_vis = [0, 1, 63, 64, 65, most, most - 1, 17, 16, 100, 2]
     _assert_close_to_host(index_rows(_SEQUENCES, n_vis, **shape, seed=1, page_split=shape is _NANO), backend)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Sort keys of index scores: FP4 keys decoded once per tile for the rows of a group, in plain Triton.
+"""Index scores: FP4 keys decoded once per tile for the rows of a group, in plain Triton.
 
 Both products of a key byte's two codes are taken apart (even and odd dimensions), so codes need no interleaving. The
 order of every sum is fixed by the shapes of one row and one key: neither the group nor the tile moves it.
@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from shoal_kernels.ops.indexer.row_groups import GROUP, find_group
-from shoal_kernels.ops.indexer.sort_keys import COARSE, sort_key
-from shoal_kernels.triton_lib import IS_INTERPRETED, decode_ue8m0, dot
+from shoal_kernels.ops.indexer.sort_keys import COARSE
+from shoal_kernels.triton_lib import IS_INTERPRETED, decode_ue8m0, dot, round_bf16
 
 TILE = 64
 _PAIRS = tl.constexpr(GROUP // 2)
@@ -71,28 +71,29 @@ def _load_keys(
 
 
 @triton.jit
-def _keys_of_pair(even, odd, q_even, q_odd, w, HP: tl.constexpr, TILE: tl.constexpr):
-    """Sort keys int32 [TILE, 2] of two rows."""
+def _score_pair(even, odd, q_even, q_odd, w, HP: tl.constexpr, TILE: tl.constexpr):
+    """Scores float32 [TILE, 2] of two rows."""
     acc = tl.zeros((TILE, 2 * HP), tl.float32)
     acc = dot(even, q_even, acc)
     acc = dot(odd, q_odd, acc)
     weighted = tl.maximum(acc, 0.0) * w[None, :]
-    return sort_key(tl.sum(tl.reshape(weighted, (TILE, 2, HP)), 2))
+    return tl.sum(tl.reshape(weighted, (TILE, 2, HP)), 2)
 
 
 @triton.jit
-def _store_pair(keys, out, coarse, n_vis, start, stop, entry, bound, width, TILE: tl.constexpr):
-    """Transposed into the rows' lists, with the largest key of each coarse block."""
+def _store_pair(scores, out, coarse, start, stop, entry, is_entry, width, LISTED: tl.constexpr, TILE: tl.constexpr):
+    """Transposed into the rows' lists; of all entries also the largest score of each coarse block."""
     row = start + tl.arange(0, 2)
     inside = row < stop
-    visible = tl.minimum(tl.load(n_vis + row, mask=inside, other=0), bound)
-    keys = tl.where(entry[:, None] < visible[None, :], keys, 0)
     at = out + row.to(tl.int64)[None, :] * width + entry[:, None]
-    tl.store(at, keys.to(tl.int16), mask=inside[None, :])
-    best = tl.max(tl.reshape(keys, (TILE // _COARSE, _COARSE, 2)), 1)
+    if LISTED:
+        tl.store(at, round_bf16(scores), mask=is_entry[:, None] & inside[None, :])
+        return
+    tl.store(at, round_bf16(scores), mask=inside[None, :])
+    best = tl.max(tl.reshape(scores, (TILE // _COARSE, _COARSE, 2)), 1)
     block = tl.min(entry, 0) // _COARSE + tl.arange(0, TILE // _COARSE)
     at = coarse + row.to(tl.int64)[None, :] * (width // _COARSE) + block[:, None]
-    tl.store(at, best.to(tl.int16), mask=inside[None, :])
+    tl.store(at, round_bf16(best), mask=inside[None, :])
 
 
 @triton.jit
@@ -102,17 +103,21 @@ def _score_groups(
     storage,
     table,
     row_seq,
-    n_vis,
     starts,
     tiles,
     count,
     out,
     coarse,
+    listed,
+    lengths,
     block_units,
     section,
     per_block,
     table_width,
     width,
+    list_width,
+    SIZE: tl.constexpr,
+    LISTED: tl.constexpr,
     HEADS: tl.constexpr,
     HP: tl.constexpr,
     DIM: tl.constexpr,
@@ -134,9 +139,20 @@ def _score_groups(
         even0, odd0, w0 = _load_query(query, weights, start, stop, HEADS, HP, DIM)
         even1, odd1, w1 = _load_query(query, weights, start + 2, stop, HEADS, HP, DIM)
         even2, odd2, w2 = _load_query(query, weights, start + 4, stop, HEADS, HP, DIM)
+        length = 0
+        if LISTED:
+            length = tl.load(lengths + group)
         for t in range(tile, segment_end):
-            entry = (t - first_tile) * TILE + tl.arange(0, TILE)
-            inside = entry < bound
+            place = (t - first_tile) * TILE + tl.arange(0, TILE)
+            if LISTED:
+                is_listed = place // SIZE < length
+                chosen = tl.load(listed + group.to(tl.int64) * list_width + place // SIZE, mask=is_listed, other=0)
+                entry = chosen * SIZE + place % SIZE
+                inside = is_listed & (entry < bound)
+            else:
+                entry = place
+                inside = entry < bound
+            is_entry = inside
             block = tl.load(table + sequence * table_width + entry // per_block, mask=inside, other=-1)
             inside = inside & (block >= 0)
             even, odd = _load_keys(
@@ -151,70 +167,16 @@ def _score_groups(
                 PAGE_SPLIT,
                 TILE,
             )
-            keys = _keys_of_pair(even, odd, even0, odd0, w0, HP, TILE)
-            _store_pair(keys, out, coarse, n_vis, start, stop, entry, bound, width, TILE)
+            scores = _score_pair(even, odd, even0, odd0, w0, HP, TILE)
+            _store_pair(scores, out, coarse, start, stop, entry, is_entry, width, LISTED, TILE)
             if stop > start + 2:
-                keys = _keys_of_pair(even, odd, even1, odd1, w1, HP, TILE)
-                _store_pair(keys, out, coarse, n_vis, start + 2, stop, entry, bound, width, TILE)
+                scores = _score_pair(even, odd, even1, odd1, w1, HP, TILE)
+                _store_pair(scores, out, coarse, start + 2, stop, entry, is_entry, width, LISTED, TILE)
             if stop > start + 4:
-                keys = _keys_of_pair(even, odd, even2, odd2, w2, HP, TILE)
-                _store_pair(keys, out, coarse, n_vis, start + 4, stop, entry, bound, width, TILE)
+                scores = _score_pair(even, odd, even2, odd2, w2, HP, TILE)
+                _store_pair(scores, out, coarse, start + 4, stop, entry, is_entry, width, LISTED, TILE)
         tile = segment_end
         group += 1
-
-
-@triton.jit
-def _score_candidates(
-    query,
-    weights,
-    storage,
-    table,
-    row_seq,
-    n_vis,
-    candidates,
-    out,
-    block_units,
-    section,
-    per_block,
-    table_width,
-    num_candidates,
-    width,
-    BLOCK_SIZE: tl.constexpr,
-    HEADS: tl.constexpr,
-    HP: tl.constexpr,
-    DIM: tl.constexpr,
-    PAGE_SPLIT: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    row = tl.program_id(0)
-    place = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    listed = place // BLOCK_SIZE < num_candidates
-    chosen = tl.load(candidates + row.to(tl.int64) * num_candidates + place // BLOCK_SIZE, mask=listed, other=-1)
-    visible = tl.minimum(tl.load(n_vis + row), table_width * per_block)
-    entry = chosen.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE
-    allowed = listed & (chosen >= 0) & (entry < visible)
-    at = out + row.to(tl.int64) * width + place
-    if tl.max(allowed.to(tl.int32), 0) == 0:
-        tl.store(at, tl.zeros((TILE,), tl.int16))
-    else:
-        sequence = tl.load(row_seq + row).to(tl.int64)
-        block = tl.load(table + sequence * table_width + entry // per_block, mask=allowed, other=-1)
-        even, odd = _load_keys(
-            storage,
-            block.to(tl.int64),
-            entry % per_block,
-            allowed & (block >= 0),
-            block_units,
-            section,
-            per_block,
-            DIM,
-            PAGE_SPLIT,
-            TILE,
-        )
-        q_even, q_odd, w = _load_query(query, weights, row, row + 1, HEADS, HP, DIM)
-        keys = _keys_of_pair(even, odd, q_even, q_odd, w, HP, TILE)
-        keys = tl.sum(tl.where(tl.arange(0, 2)[None, :] == 0, keys, 0), 1)
-        tl.store(at, tl.where(allowed, keys, 0).to(tl.int16))
 
 
 def _shape(query, keys):
@@ -229,10 +191,11 @@ def _shape(query, keys):
     }
 
 
-def score_groups(query, weights, keys, block_table, row_seq, n_vis, groups, out, coarse, programs):
-    """Sort keys of all visible entries of the rows into out int16 [R, width], of coarse blocks into [R, width / 8].
+def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs, united=None, size=1):
+    """Scores of entries into out bfloat16 [R, width], the largest of each coarse block into coarse [R, width / 8].
 
-    Written up to the end of the last tile that a row of the group sees: 0 from n_vis on; nothing beyond.
+    Of all entries: written up to the end of the last tile that a row of the group sees; what a row does not see there
+    means nothing. With `united` candidate blocks of `size` entries only theirs are written, and nothing of `coarse`.
     """
     _score_groups[(2 if IS_INTERPRETED else 2 * programs,)](
         query,
@@ -240,41 +203,21 @@ def score_groups(query, weights, keys, block_table, row_seq, n_vis, groups, out,
         keys.storage,
         block_table,
         row_seq,
-        n_vis,
         groups.starts,
         groups.tiles,
         groups.count,
         out,
         coarse,
+        groups.starts if united is None else united.blocks,
+        groups.starts if united is None else united.lengths,
         keys.storage.shape[1],
         keys.offset,
         keys.entries_per_block,
         block_table.shape[1],
         out.shape[1],
-        **_shape(query, keys),
-        num_warps=4,
-    )
-
-
-def score_candidates(query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, out):
-    """Sort keys of the entries of each row's candidate blocks, in their order, into out int16 [R, width]."""
-    rows, width = out.shape
-    _score_candidates[(rows, width // TILE)](
-        query,
-        weights,
-        keys.storage,
-        block_table,
-        row_seq,
-        n_vis,
-        candidates,
-        out,
-        keys.storage.shape[1],
-        keys.offset,
-        keys.entries_per_block,
-        block_table.shape[1],
-        candidates.shape[1],
-        width,
-        BLOCK_SIZE=block_size,
+        0 if united is None else united.blocks.shape[1],
+        SIZE=size,
+        LISTED=united is not None,
         **_shape(query, keys),
         num_warps=4,
     )

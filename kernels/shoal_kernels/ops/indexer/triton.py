@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton indexer: scores become 16-bit sort keys in scratch memory, and the best are found by counting.
+"""Triton indexer: scores go to scratch memory in bfloat16, and the best are found by counting.
 
 Nothing is read back: lists are as long as the block table allows, and programs stop where their rows see no more.
 """
@@ -11,9 +11,10 @@ import functools
 import torch
 
 from shoal_kernels.ops.indexer import pick_triton as picking
-from shoal_kernels.ops.indexer.row_groups import GROUP, find_groups
-from shoal_kernels.ops.indexer.scores_triton import TILE, score_candidates, score_groups
-from shoal_kernels.ops.indexer.sort_keys import COARSE, scores_of_keys
+from shoal_kernels.ops.indexer import scores_hopper
+from shoal_kernels.ops.indexer.row_groups import GROUP, find_groups, unite_candidates
+from shoal_kernels.ops.indexer.scores_triton import TILE, score_groups
+from shoal_kernels.ops.indexer.sort_keys import COARSE
 
 _SCRATCH_BYTES = 512 << 20
 
@@ -23,28 +24,31 @@ def _num_programs(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _keys_of_all(query, weights, keys, block_table, row_seq, n_vis):
-    """Sort keys int16 [R, width] of the visible entries, and of coarse blocks [R, width / 8]."""
+def _scorer(query, keys, size):
+    """The fastest kernel for these static shapes on this device."""
+    return scores_hopper.score_groups if scores_hopper.can_score(query, keys, size) else score_groups
+
+
+def _score_all(query, weights, keys, block_table, row_seq, n_vis):
+    """Scores bfloat16 [R, width] of the visible entries, and the largest of coarse blocks [R, width / 8]."""
     rows = query.shape[0]
     bound = block_table.shape[1] * keys.entries_per_block
     width = -(-bound // TILE) * TILE
-    found = torch.empty(rows, width, dtype=torch.int16, device=query.device)
-    coarse = torch.empty(rows, width // COARSE, dtype=torch.int16, device=query.device)
+    found = torch.empty(rows, width, dtype=torch.bfloat16, device=query.device)
+    coarse = torch.empty(rows, width // COARSE, dtype=torch.bfloat16, device=query.device)
     if found.numel():
         groups = find_groups(row_seq, n_vis, bound, TILE)
-        programs = _num_programs(query.device)
-        score_groups(query, weights, keys, block_table, row_seq, n_vis, groups, found, coarse, programs)
+        score = _scorer(query, keys, COARSE)
+        score(query, weights, keys, block_table, row_seq, groups, found, coarse, _num_programs(query.device))
     return found, coarse
 
 
 def indexer_scores(query, weights, keys, block_table, row_seq, n_vis, precision):
     """query [R, H, d], weights [R, H] -> [R, entries of the block table]."""
     bound = block_table.shape[1] * keys.entries_per_block
-    found, _ = _keys_of_all(*_contiguous(query, weights, keys, block_table, row_seq, n_vis))
-    found.masked_fill_(torch.arange(found.shape[1], device=query.device) >= n_vis[:, None], 0)
-    out = torch.empty(query.shape[0], bound, dtype=query.dtype, device=query.device)
-    scores_of_keys(found, out.view(torch.int16), bound)
-    return out
+    found, _ = _score_all(*_contiguous(query, weights, keys, block_table, row_seq, n_vis))
+    found = found[:, :bound]
+    return torch.where(torch.arange(bound, device=query.device) < n_vis[:, None], found, -torch.inf)
 
 
 def indexer_select(query, weights, keys, block_table, row_seq, n_vis, k, candidates, num_blocks, block_size, precision):
@@ -53,19 +57,18 @@ def indexer_select(query, weights, keys, block_table, row_seq, n_vis, k, candida
     query, weights, keys, block_table, row_seq, n_vis = _contiguous(query, weights, keys, block_table, row_seq, n_vis)
     entries = torch.empty(rows, k, dtype=torch.int32, device=device)
     blocks = torch.empty(rows, num_blocks, dtype=torch.int32, device=device)
-    if candidates is None:
-        length = block_table.shape[1] * keys.entries_per_block
-    else:
-        candidates, length = candidates.contiguous(), candidates.shape[1] * block_size
+    bound = block_table.shape[1] * keys.entries_per_block
+    listed = 0 if candidates is None else min(GROUP * candidates.shape[1], -(-bound // block_size))
     # Rows at a time, so that scratch is bounded; whole groups of a verify batch.
-    tile = max(1, _SCRATCH_BYTES // (max(length, 1) * 9 // 4 + 4 * k) // GROUP) * GROUP
+    row_bytes = max(1, bound * 9 // 4 + 4 * k + 4 * listed)
+    tile = max(1, _SCRATCH_BYTES // row_bytes // GROUP) * GROUP
     for start in range(0, rows, tile):
         part = slice(start, start + tile)
         arguments = query[part], weights[part], keys, block_table, row_seq[part], n_vis[part]
         if candidates is None:
             _choose_of_all(*arguments, entries[part], blocks[part], block_size)
         else:
-            _choose_of_candidates(*arguments, candidates[part], block_size, entries[part])
+            _choose_of_candidates(*arguments, candidates[part].contiguous(), block_size, entries[part])
     return entries, blocks
 
 
@@ -82,30 +85,36 @@ def _contiguous(query, weights, keys, block_table, row_seq, n_vis):
 
 def _choose_of_all(query, weights, keys, block_table, row_seq, n_vis, entries, blocks, block_size):
     bound = block_table.shape[1] * keys.entries_per_block
-    found, coarse = _keys_of_all(query, weights, keys, block_table, row_seq, n_vis)
-    num_coarse = -(-bound // COARSE)
-    # The best entries lie in as many best coarse blocks.
-    near = torch.empty(entries.shape[0], min(entries.shape[1], num_coarse), dtype=torch.int32, device=query.device)
-    if num_coarse == 0:
+    if entries.shape[0] == 0 or bound == 0:
         entries.fill_(-1)
         blocks.fill_(-1)
         return
-    picking.pick(picking.DENSE, coarse, near, num_coarse, size=COARSE, n_vis=n_vis)
-    picking.pick(picking.GATHERED, found, entries, near.shape[1] * COARSE, size=COARSE, blocks=near)
+    found, coarse = _score_all(query, weights, keys, block_table, row_seq, n_vis)
+    count = -(-bound // COARSE)
+    # The best entries lie in as many best coarse blocks.
+    near = torch.empty(entries.shape[0], min(entries.shape[1], count), dtype=torch.int32, device=query.device)
+    picking.pick(picking.COARSE_BLOCKS, coarse, near, n_vis, count, bound, size=COARSE, entries=found)
+    places = near.shape[1] * COARSE
+    picking.pick(picking.GATHERED, found, entries, n_vis, places, bound, size=COARSE, blocks=near)
     if blocks.shape[1]:
         count = -(-bound // block_size)
         if block_size != COARSE:
-            coarse = picking.block_keys(found, n_vis, count, bound, block_size)
-        picking.pick(picking.BLOCKS, coarse, blocks, count, size=block_size, n_vis=n_vis)
+            coarse = picking.block_scores(found, n_vis, count, bound, block_size)
+        picking.pick(picking.BLOCKS, coarse, blocks, n_vis, count, bound, size=block_size)
 
 
 def _choose_of_candidates(query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, entries):
     rows, listed = candidates.shape
-    length = listed * block_size
-    if rows == 0 or length == 0 or block_table.shape[1] == 0:
+    bound = block_table.shape[1] * keys.entries_per_block
+    if rows == 0 or listed == 0 or bound == 0:
         entries.fill_(-1)
         return
-    width = -(-length // TILE) * TILE
-    found = torch.empty(rows, width, dtype=torch.int16, device=query.device)
-    score_candidates(query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, found)
-    picking.pick(picking.LISTED, found, entries, length, size=block_size, blocks=candidates)
+    groups, united = unite_candidates(candidates, block_size, row_seq, n_vis, bound, TILE)
+    # The scores of the group's candidates lie at their entries; what is between is never read.
+    found = torch.empty(rows, -(-bound // TILE) * TILE, dtype=torch.bfloat16, device=query.device)
+    programs = _num_programs(query.device)
+    score = _scorer(query, keys, block_size)
+    score(query, weights, keys, block_table, row_seq, groups, found, found, programs, united, block_size)
+    picking.pick(
+        picking.GATHERED, found, entries, n_vis, listed * block_size, bound, size=block_size, blocks=candidates
+    )
