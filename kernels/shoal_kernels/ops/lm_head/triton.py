@@ -12,27 +12,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from shoal_kernels.ops.linear import LinearWeight
 from shoal_kernels.ops.sampling.noise_triton import best_of_tile
 from shoal_kernels.ops.sampling.triton import best_of_parts
 from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import EXACT_OPTIONS, dot
-
-
-@triton.jit
-def _product(x, w, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr):
-    """x, w: pointers [rows] and [tokens] to rows of DEPTH bf16 -> float32 [rows, tokens]."""
-    acc = tl.zeros([x.shape[0], w.shape[0]], tl.float32)
-    for k in range(0, DEPTH, BLOCK_K):
-        at = k + tl.arange(0, BLOCK_K)
-        if DEPTH % BLOCK_K == 0:
-            left, right = tl.load(x[:, None] + at[None, :]), tl.load(w[None, :] + at[:, None])
-        else:
-            left = tl.load(x[:, None] + at[None, :], mask=at[None, :] < DEPTH, other=0.0)
-            right = tl.load(w[None, :] + at[:, None], mask=at[:, None] < DEPTH, other=0.0)
-        acc = dot(left, right, acc)
-    return acc
 
 
 @triton.jit
@@ -80,16 +66,29 @@ def _head_tile(
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    """x, w: descriptors of bf16 [rows, DEPTH] and [vocab, DEPTH]; what lies beyond them reads as zero."""
     # Row tiles of one vocabulary tile run side by side, so that its weights come from memory once.
     row_tiles = tl.cdiv(rows, BLOCK_R)
     part, row_tile = tl.program_id(0) // row_tiles, tl.program_id(0) % row_tiles
-    row, first = row_tile * BLOCK_R + tl.arange(0, BLOCK_R), part * BLOCK_V
-    column = first + tl.arange(0, BLOCK_V)
-    left = x + tl.minimum(row, rows - 1).to(tl.int64) * DEPTH
-    right = w + tl.minimum(column, vocab - 1).to(tl.int64) * DEPTH
-    acc = _product(left, right, DEPTH, BLOCK_K)
+    acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
+    for k in range(0, DEPTH, BLOCK_K):
+        acc = dot(x.load([row_tile * BLOCK_R, k]), w.load([part * BLOCK_V, k]).T, acc)
+    row = row_tile * BLOCK_R + tl.arange(0, BLOCK_R)
     _keep_best(
-        acc, first, row, rows, vocab, inverse_temperature, seeds, positions, 0, is_greedy, values, tokens, part, parts
+        acc,
+        part * BLOCK_V,
+        row,
+        rows,
+        vocab,
+        inverse_temperature,
+        seeds,
+        positions,
+        0,
+        is_greedy,
+        values,
+        tokens,
+        part,
+        parts,
     )
 
 
@@ -121,7 +120,11 @@ def _markov_tile(
     row, first = row_tile * BLOCK_R + tl.arange(0, BLOCK_R), part * BLOCK_V
     column = first + tl.arange(0, BLOCK_V)
     token = tl.load(previous + tl.minimum(row, rows - 1) * previous_stride)
-    acc = _product(embed + token * DEPTH, w + tl.minimum(column, vocab - 1).to(tl.int64) * DEPTH, DEPTH, BLOCK_K)
+    acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
+    for k in range(0, DEPTH, BLOCK_K):
+        at = k + tl.arange(0, BLOCK_K)
+        left = tl.load(embed + (token * DEPTH)[:, None] + at[None, :], mask=(at < DEPTH)[None, :], other=0.0)
+        acc = dot(left, w.load([first, k]).T, acc)
     at = base + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * stride_n + column[None, :]
     z = tl.load(at, mask=column[None, :] < vocab, other=0.0) + acc
     _keep_best(
@@ -181,8 +184,8 @@ def lm_head_argmax(
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=hidden.device)
     if rows:
         _head_tile[(parts * triton.cdiv(rows, block_r),)](
-            hidden.contiguous(),
-            head.data,
+            TensorDescriptor.from_tensor(hidden.contiguous(), [block_r, block_k]),
+            TensorDescriptor.from_tensor(head.data, [block_v, block_k]),
             inverse_temperature,
             seeds,
             positions,
@@ -232,6 +235,7 @@ def markov_loop(
     base_logits = base_logits if base_logits.stride(2) == 1 else base_logits.contiguous()
     hidden = hidden if hidden.stride(2) == 1 else hidden.contiguous()
     before, stride = previous, previous.stride(0)
+    weight = TensorDescriptor.from_tensor(markov_head.data, [block_v, block_k])
     for j in range(width):
         _markov_tile[(parts * triton.cdiv(rows, block_r),)](
             base_logits[:, j],
@@ -239,7 +243,7 @@ def markov_loop(
             embed,
             before,
             stride,
-            markov_head.data,
+            weight,
             inverse_temperature,
             seeds,
             positions,

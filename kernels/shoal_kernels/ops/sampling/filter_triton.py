@@ -71,31 +71,27 @@ def _largest(z, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _terms(z, largest, vocab, PART: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of the softmax terms of the blocks PART, PART + STEP, ...: the upper levels of arith.tree_sum."""
-    if STEP == PARTS:
-        at = PART * BLOCK + tl.arange(0, BLOCK)
-        return _exp(tl.load(z + at, mask=at < vocab, other=float("-inf")) - largest)
-    else:
-        low = _terms(z, largest, vocab, PART, STEP * 2, PARTS, BLOCK)
-        return low + _terms(z, largest, vocab, PART + STEP, STEP * 2, PARTS, BLOCK)
-
-
-@triton.jit
-def _fold(x):
-    """The lower levels of arith.tree_sum: [n] -> [1]."""
-    if x.shape[0] == 1:
-        return x
-    else:
-        half: tl.constexpr = x.shape[0] // 2
-        low, high = tl.split(tl.permute(tl.reshape(x, [2, half]), (1, 0)))
-        return _fold(low + high)
-
-
-@triton.jit
-def _tree_sum(z, largest, vocab, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """arith.tree_sum(arith.exp(z - largest)) of one row."""
-    return tl.sum(_fold(_terms(z, largest, vocab, 0, 1, PARTS, BLOCK)), 0)
+def _tree_sum(z, largest, scratch, vocab, LEVELS: tl.constexpr, BLOCK: tl.constexpr):
+    """arith.tree_sum(arith.exp(z - largest)) of a row of over 2^(LEVELS - 1) tokens; scratch: float32 [vocab]."""
+    lane = tl.arange(0, BLOCK)
+    half: tl.constexpr = 1 << (LEVELS - 1)
+    for start in range(0, half, BLOCK):
+        at = start + lane
+        low = _exp(tl.load(z + at, mask=at < half, other=float("-inf")) - largest)
+        inside = (at < half) & (half + at < vocab)
+        high = _exp(tl.load(z + half + at, mask=inside, other=float("-inf")) - largest)
+        tl.store(scratch + at, low + high, mask=at < half)
+    for level in tl.static_range(1, LEVELS):
+        # A thread reads what others wrote once less than a block is left; before, an element stays with its thread.
+        if (half >> level) < BLOCK:
+            tl.debug_barrier()
+        for start in range(0, half >> level, BLOCK):
+            at = start + lane
+            inside = at < half >> level
+            low = tl.load(scratch + at, mask=inside, other=0.0)
+            tl.store(scratch + at, low + tl.load(scratch + (half >> level) + at, mask=inside, other=0.0), mask=inside)
+    tl.debug_barrier()
+    return tl.load(scratch)
 
 
 @triton.jit
@@ -123,12 +119,12 @@ def _least_key(lanes, most):
 
 
 @triton.jit
-def _filter_row(z, stride, limits, mosts, floors, keys, shares, out, vocab, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _filter_row(z, stride, limits, mosts, floors, keys, shares, out, vocab, LEVELS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     z, out, keys, shares = z + row * stride, out + row * vocab, keys + row * vocab, shares + row * vocab
     limit, most, floor = tl.load(limits + row), tl.load(mosts + row), tl.load(floors + row)
     largest, lanes = _largest(z, vocab, BLOCK)
-    total = _tree_sum(z, largest, vocab, PARTS, BLOCK)
+    total = _tree_sum(z, largest, shares, vocab, LEVELS, BLOCK)
     sums = tl.zeros([BLOCK], tl.int64)
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -195,11 +191,13 @@ def _filter_row(z, stride, limits, mosts, floors, keys, shares, out, vocab, PART
 
 
 @triton.jit
-def _logprobs_row(z, stride, out, vocab, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _logprobs_row(z, stride, out, vocab, LEVELS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     z, out = z + row * stride, out + row * vocab
     largest, _ = _largest(z, vocab, BLOCK)
-    log_total = _log(_tree_sum(z, largest, vocab, PARTS, BLOCK))
+    log_total = _log(_tree_sum(z, largest, out, vocab, LEVELS, BLOCK))
+    # Other threads hold the scratch that is overwritten.
+    tl.debug_barrier()
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(z + at, mask=at < vocab, other=float("-inf"))
@@ -207,9 +205,9 @@ def _logprobs_row(z, stride, out, vocab, PARTS: tl.constexpr, BLOCK: tl.constexp
 
 
 def _blocks(vocab: int) -> dict[str, int]:
-    width = triton.next_power_of_2(max(vocab, 1))
+    width = triton.next_power_of_2(max(vocab, 2))
     block = min(_BLOCK, width)
-    return {"PARTS": width // block, "BLOCK": block}
+    return {"LEVELS": width.bit_length() - 1, "BLOCK": block}
 
 
 def filter_logits(z: Tensor, top_p: Sequence[float], top_k: Sequence[int], min_p: Sequence[float]) -> Tensor:
