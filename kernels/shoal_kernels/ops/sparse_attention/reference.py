@@ -51,12 +51,8 @@ def sparse_attention(
     terms = torch.where(valid[:, None, :], arith.exp(scores - bound[..., None]), 0.0)
     total = arith.matmul(terms, keys[:, None])  # [R, H, d]
     out = total / (arith.tree_sum(terms) + arith.exp(sink - bound))[..., None]
-<<<<<<< HEAD
-    return rope(precision.bf16(out), positions, cos_sin, True, False, precision)
-=======
     out = rope(precision.bf16(out), positions, cos_sin, True, precision)
     return cast_q8(out, precision=precision) if cast_out else out
->>>>>>> attention
 
 
 def _gather(window: Tensor, index: Tensor, valid: Tensor) -> Tensor:
