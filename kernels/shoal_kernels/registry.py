@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +121,20 @@ def resolve(op: str, device_type: str, precision: Precision, backend: str | None
     if kernel is None:
         kernel = _chosen[key] = _load(op, device_type, precision, backend)
     return kernel
+
+
+def backends(device_type: str, precision: Precision) -> dict[str, str]:
+    """Which backend serves each operation here, by name of the operation. Raises BackendUnavailable."""
+    found = {}
+    for op, entries in IMPLEMENTATIONS.items():
+        kernel = resolve(op, device_type, precision)
+        found[op] = next(entry.backend for entry in entries if _names(entry, kernel))
+    return found
+
+
+def _names(entry: Implementation, kernel: Kernel) -> bool:
+    module_name, _, function = entry.target.partition(":")
+    return module_name in sys.modules and getattr(sys.modules[module_name], function, None) is kernel
 
 
 def _load(op: str, device_type: str, precision: Precision, backend: str | None) -> Kernel:
