@@ -102,7 +102,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "filter_logits": _entry("sampling", "filter_logits"),
     "logprobs": _entry("sampling", "logprobs"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
-    "lm_head_argmax": _entry("lm_head", "lm_head_argmax"),
+    "lm_head_argmax": _entry("lm_head", "lm_head_argmax", device=("tilelang", "triton")),
     "markov_loop": _entry("lm_head", "markov_loop"),
 }
 
