@@ -85,7 +85,7 @@ __device__ __forceinline__ void shoal_look(ShoalBest& best, float score, float l
   best.score = fmaxf(score, best.score);
 }
 
-// One look at a lane's N / 4 logits of two rows; token counts from the lane's first. SECOND: what was seen is passed by.
+// One look at a lane's N / 4 logits of two rows; token counts from the lane's first. SECOND: what was seen is skipped.
 template <int N, bool NOISE, bool SECOND>
 __device__ __forceinline__ void shoal_pass(const float* sums, int first, const ShoalRow* rows, const ShoalBest* seen,
                                            ShoalBest* best) {

@@ -101,9 +101,8 @@ def _program(vocab: int, depth: int, blocks: int):
                         )
                         # One product stays under way; the stage of the one before goes back.
                         T.wait_wgmma(1)
-                        if i > 0:
-                            if tx % 32 == 0:
-                                T.mbarrier_arrive(empty[(n - 1) % STAGES])
+                        if i > 0 and tx % 32 == 0:
+                            T.mbarrier_arrive(empty[(n - 1) % STAGES])
                     T.wait_wgmma(0)
                     if tx % 32 == 0:
                         T.mbarrier_arrive(empty[(t * steps + steps - 1) % STAGES])
