@@ -65,6 +65,7 @@ def _keep_best(
         (seed >> 32).to(tl.uint32),
         greedy,
         SLICE,
+        False,
     )
     tl.store(values + row.to(tl.int64) * parts + part, value, mask=inside)
     tl.store(tokens + row.to(tl.int64) * parts + part, token, mask=inside)
@@ -206,7 +207,7 @@ def _confidence(
 def _tiles(rows: int, vocab: int, depth: int) -> tuple[int, int, int, int, int]:
     """Rows, tokens and K of a tile, warps and stages. None of them changes the order of a sum over K."""
     block_k = min(64, max(16, triton.next_power_of_2(depth)))
-    block_v = min(256, max(16, triton.next_power_of_2(vocab)))
+    block_v = min(128, max(16, triton.next_power_of_2(vocab)))
     return (64, block_v, block_k, 4, 4) if rows <= 64 else (128, block_v, block_k, 8, 4)
 
 
