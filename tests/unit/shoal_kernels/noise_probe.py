@@ -43,3 +43,37 @@ def largest_error(device: str) -> float:
     worst = torch.full((1 << 16,), torch.nan, device=device)
     _largest_error[(1 << 16,)](worst, SIZE=1024, STEPS=64, **EXACT_OPTIONS)
     return float(worst.max())
+
+
+def cuda_noise_of_words(words: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of the CUDA source that the TileLang head includes."""
+    import tilelang
+    from tvm.target import Target
+
+    with Target(_TARGET):
+        program = cuda_program(words.numel())
+    exact, fast = torch.empty(words.shape, device=words.device), torch.empty(words.shape, device=words.device)
+    unsigned = words.to(torch.uint32)
+    tilelang.compile(program, target=_TARGET)(unsigned, exact, fast)
+    return exact, fast
+
+
+_TARGET = {"kind": "cuda", "arch": "sm_90a"}
+
+
+def cuda_program(count: int):
+    import tilelang.language as T
+    from shoal_kernels.ops.lm_head.cuda_source import SOURCE
+
+    @T.prim_func
+    def noise_kernel(
+        words: T.Tensor((count,), T.uint32), exact: T.Tensor((count,), T.float32), fast: T.Tensor((count,), T.float32)
+    ):
+        with T.Kernel(count // 256, threads=256) as block:
+            T.import_source(SOURCE)
+            for i in T.Parallel(256):
+                at = block * 256 + i
+                exact[at] = T.call_extern("float32", "shoal_exact", words[at])
+                fast[at] = T.call_extern("float32", "shoal_fast", words[at]) * T.float32(-0.6931471805599453)
+
+    return noise_kernel

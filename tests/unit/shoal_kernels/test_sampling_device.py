@@ -10,7 +10,7 @@ from shoal_kernels.ops.sampling import RowSampling, coupled_argmax, logprobs, no
 from shoal_kernels.ops.sampling.noise_triton import FAST_ERROR
 from support.on_device import DEVICE, HAS_DEVICE, assert_equal_bits, assert_rows_independent, needs_device
 from torch import Tensor
-from unit.shoal_kernels.noise_probe import largest_error, noise_of_words
+from unit.shoal_kernels.noise_probe import cuda_noise_of_words, largest_error, noise_of_words
 
 VOCABS = (5, 999, 129280) if HAS_DEVICE else (5, 700)
 FILTERS = (
@@ -63,6 +63,15 @@ def test_noise_has_the_bits_of_the_host_and_the_fast_one_is_near() -> None:
 @needs_device
 def test_fast_noise_keeps_its_bound_for_every_word() -> None:
     assert largest_error(DEVICE) <= FAST_ERROR.value
+
+
+@pytest.mark.gpu
+@needs_device
+def test_noise_in_cuda_has_the_bits_of_the_one_in_triton() -> None:
+    edges = torch.arange(-512, 512)
+    around = [edges % (1 << 32), edges + (1 << 31), edges + (1 << 29), torch.randint(0, 1 << 32, (1 << 20,))]
+    words = torch.cat(around).to(DEVICE)
+    assert_equal_bits(cuda_noise_of_words(words), noise_of_words(words))
 
 
 @pytest.mark.parametrize("kind", ["plain", "masked", "cold"])
