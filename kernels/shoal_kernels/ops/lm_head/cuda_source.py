@@ -10,20 +10,19 @@ from shoal_kernels.ops.sampling import noise
 _LOG_SERIES = ", ".join(repr(c) for c in noise.LOG_SERIES)
 
 SOURCE = r"""
+__device__ __forceinline__ void shoal_round(unsigned* c, unsigned k0, unsigned k1) {
+  const unsigned long long p0 = (unsigned long long)c[0] * M0, p1 = (unsigned long long)c[2] * M1;
+  c[0] = (unsigned)(p1 >> 32) ^ c[1] ^ k0;
+  c[2] = (unsigned)(p0 >> 32) ^ c[3] ^ k1;
+  c[1] = (unsigned)p1;
+  c[3] = (unsigned)p0;
+}
+
 __device__ __forceinline__ void shoal_philox(unsigned block, unsigned low, unsigned high, unsigned k0, unsigned k1,
                                              unsigned* c) {
-  unsigned c0 = block, c1 = low, c2 = high, c3 = DOMAIN;
+  c[0] = block, c[1] = low, c[2] = high, c[3] = DOMAIN;
 #pragma unroll
-  for (int round = 0; round < ROUNDS; ++round) {
-    const unsigned long long p0 = (unsigned long long)c0 * M0, p1 = (unsigned long long)c2 * M1;
-    c0 = (unsigned)(p1 >> 32) ^ c1 ^ k0;
-    c2 = (unsigned)(p0 >> 32) ^ c3 ^ k1;
-    c1 = (unsigned)p1;
-    c3 = (unsigned)p0;
-    k0 += W0;
-    k1 += W1;
-  }
-  c[0] = c0, c[1] = c1, c[2] = c2, c[3] = c3;
+  for (int round = 0; round < ROUNDS; ++round) shoal_round(c, k0 + round * W0, k1 + round * W1);
 }
 
 __device__ __forceinline__ float shoal_log2(float x) {
@@ -85,11 +84,42 @@ __device__ __forceinline__ void shoal_look(ShoalBest& best, float score, float l
   best.score = fmaxf(score, best.score);
 }
 
-// One look at a lane's N / 4 logits of two rows; token counts from the lane's first. SECOND: what was seen is skipped.
+// The words of a lane's four tokens (two of each of two eights) of both rows, for two such pairs of eights at a time:
+// four generators run in step, because one alone would wait for itself.
+__device__ __forceinline__ void shoal_words(unsigned block, const ShoalRow* rows, unsigned h[2][2][4]) {
+  const bool odd = threadIdx.x & 1;
+  unsigned c[2][2][4];
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      c[pair][i][0] = block + pair * 4, c[pair][i][1] = rows[i].low, c[pair][i][2] = rows[i].high;
+      c[pair][i][3] = DOMAIN;
+    }
+#pragma unroll
+  for (int round = 0; round < ROUNDS; ++round)
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        shoal_round(c[pair][i], rows[i].k0 + round * W0, rows[i].k1 + round * W1);
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned* w = c[pair][i];
+      const unsigned r0 = __shfl_xor_sync(0xffffffffu, odd ? w[0] : w[2], 1);
+      const unsigned r1 = __shfl_xor_sync(0xffffffffu, odd ? w[1] : w[3], 1);
+      h[pair][i][0] = odd ? r0 : w[0], h[pair][i][1] = odd ? r1 : w[1];
+      h[pair][i][2] = odd ? w[2] : r0, h[pair][i][3] = odd ? w[3] : r1;
+    }
+}
+
+// One look at a lane's N / 4 logits of two rows; token counts from the lane's first. SECOND: what was seen is skipped;
+// else four tokens are skipped whose largest logit with their largest noise stays below `bound` or the best so far.
 template <int N, bool NOISE, bool SECOND>
 __device__ __forceinline__ void shoal_pass(const float* sums, int first, const ShoalRow* rows, const ShoalBest* seen,
-                                           ShoalBest* best) {
-  const bool odd = threadIdx.x & 1;
+                                           const float* bound, ShoalBest* best) {
   const unsigned block = (unsigned)(first + ((threadIdx.x & 1) * 8 + (threadIdx.x & 2) * 2)) >> 2;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -97,29 +127,45 @@ __device__ __forceinline__ void shoal_pass(const float* sums, int first, const S
     best[i].token = 0;
   }
 #pragma unroll
-  for (int group = 0; group < N / 8; group += 2) {
+  for (int group = 0; group < N / 8; group += 4) {
+    unsigned h[2][2][4];
+    float top[2][2];
+    if (NOISE) {
+      shoal_words(block + group * 2, rows, h);
+      if (!SECOND) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      unsigned h[4];
-      if (NOISE) {
-        unsigned c[4];
-        shoal_philox(block + group * 2, rows[i].low, rows[i].high, rows[i].k0, rows[i].k1, c);
-        const unsigned r0 = __shfl_xor_sync(0xffffffffu, odd ? c[0] : c[2], 1);
-        const unsigned r1 = __shfl_xor_sync(0xffffffffu, odd ? c[1] : c[3], 1);
-        h[0] = odd ? r0 : c[0], h[1] = odd ? r1 : c[1], h[2] = odd ? c[2] : r0, h[3] = odd ? c[3] : r1;
-      }
+        for (int pair = 0; pair < 2; ++pair)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float z = __fmul_rn(sums[(group + j / 2) * 4 + i * 2 + j % 2], rows[i].inverse);
-        float score = NOISE ? __fadd_rn(z, __fmul_rn(shoal_fast(h[j]), rows[i].factor)) : z;
-        const int token = (group + j / 2) * 8 + j % 2;
-        if (SECOND) {
-          const bool later = score < seen[i].score || (score == seen[i].score && token > seen[i].token);
-          score = later ? score : -INFINITY;
-        }
-        shoal_look(best[i], score, z, token);
+          for (int i = 0; i < 2; ++i) {
+            const float* z = sums + (group + pair * 2) * 4 + i * 2;
+            const unsigned* w = h[pair][i];
+            const float noise = __fmul_rn(shoal_fast(min(min(w[0], w[1]), min(w[2], w[3]))), rows[i].factor);
+            const float most = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[4], z[5]));
+            top[pair][i] = __fadd_rn(__fmul_rn(most, rows[i].inverse), noise);
+          }
       }
     }
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (NOISE && !SECOND) {
+          const float reach = top[pair][i] + (1.0e-4f + fabsf(top[pair][i]) * 9.5367431640625e-07f);
+          if (reach < fmaxf(bound[i], best[i].score)) continue;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int eight = group + pair * 2 + j / 2;
+          const float z = __fmul_rn(sums[eight * 4 + i * 2 + j % 2], rows[i].inverse);
+          float score = NOISE ? __fadd_rn(z, __fmul_rn(shoal_fast(h[pair][i][j]), rows[i].factor)) : z;
+          const int token = eight * 8 + j % 2;
+          if (SECOND) {
+            const bool later = score < seen[i].score || (score == seen[i].score && token > seen[i].token);
+            score = later ? score : -INFINITY;
+          }
+          shoal_look(best[i], score, z, token);
+        }
+      }
   }
 }
 
@@ -150,7 +196,7 @@ __device__ __forceinline__ void shoal_values(const ShoalRow* rows, const ShoalBe
   shoal_philox((unsigned)token >> 2, row.low, row.high, row.k0, row.k1, c);
   const unsigned h = (token & 2) ? ((token & 1) ? c[3] : c[2]) : ((token & 1) ? c[1] : c[0]);
   const float logit = i ? best[1].logit : best[0].logit;
-  const float value = row.factor != 0.0f ? __fadd_rn(logit, shoal_exact(h)) : logit;
+  const float value = row.factor != 0.0f ? __fadd_rn(logit, shoal_exact(h)) : logit;  // -inf where nothing was found
   const float other = __shfl_xor_sync(0xffffffffu, value, 1);
   values[0] = i ? other : value;
   values[1] = i ? value : other;
@@ -160,12 +206,13 @@ __device__ __forceinline__ bool shoal_may_win(float second, float value, float f
   return factor != 0.0f && second > -INFINITY && second + (4.0e-5f + fabsf(second) * 4.76837158203125e-07f) >= value;
 }
 
-// The best token of each row of a tile [ROWS rows, N tokens] whose logits lie in wgmma's accumulators.
+// The best token of each row of a tile of N tokens whose logits lie in wgmma's accumulators. bound: values that a lane's
+// two rows have reached in tiles before (`fresh`: other rows), raised by this one; a row that stays below has no best.
 template <int N>
 __device__ __forceinline__ void shoal_choose(float* sums, const float* inverse_temperature, const int64_t* seeds,
                                              const int64_t* positions, const unsigned char* is_greedy, float* values,
                                              int* tokens, int first_row, int rows, int first, int vocab, int part,
-                                             int parts) {
+                                             int parts, float* bound, bool fresh) {
   const int lane = threadIdx.x & 31;
   first_row += (threadIdx.x >> 5 & 3) * 16 + lane / 4;
   ShoalRow row[2];
@@ -179,6 +226,7 @@ __device__ __forceinline__ void shoal_choose(float* sums, const float* inverse_t
     row[i].inverse = greedy ? 1.0f : inverse_temperature[at];
     row[i].factor = greedy ? 0.0f : -0.6931471805599453f;
   }
+  if (fresh) bound[0] = bound[1] = -INFINITY;
   if (first + N > vocab) {
 #pragma unroll
     for (int j = 0; j < N / 2; ++j)
@@ -187,7 +235,7 @@ __device__ __forceinline__ void shoal_choose(float* sums, const float* inverse_t
   ShoalBest best[2];
   float value[2];
   if (__any_sync(0xffffffffu, row[0].factor != 0.0f || row[1].factor != 0.0f)) {
-    shoal_pass<N, true, false>(sums, first, row, best, best);
+    shoal_pass<N, true, false>(sums, first, row, best, bound, best);
     shoal_merge(best[0], first);
     shoal_merge(best[1], first);
     shoal_values(row, best, value);
@@ -202,7 +250,7 @@ __device__ __forceinline__ void shoal_choose(float* sums, const float* inverse_t
         asm volatile("" : "+r"(row[i].k0), "+r"(row[i].k1));
         seen[i].token -= first + (lane & 3) * 2;
       }
-      shoal_pass<N, true, true>(sums, first, row, seen, best);
+      shoal_pass<N, true, true>(sums, first, row, seen, bound, best);
       shoal_merge(best[0], first);
       shoal_merge(best[1], first);
       float others[2];
@@ -219,11 +267,12 @@ __device__ __forceinline__ void shoal_choose(float* sums, const float* inverse_t
     }
     best[0].token = token[0], best[1].token = token[1];
   } else {
-    shoal_pass<N, false, false>(sums, first, row, best, best);
+    shoal_pass<N, false, false>(sums, first, row, best, bound, best);
     shoal_merge(best[0], first);
     shoal_merge(best[1], first);
     value[0] = best[0].score, value[1] = best[1].score;
   }
+  bound[0] = fmaxf(bound[0], value[0]), bound[1] = fmaxf(bound[1], value[1]);
   if ((lane & 3) < 2) {
     const int i = lane & 1, at = first_row + i * 8;
     if (at < rows) {

@@ -45,6 +45,7 @@ def _program(vocab: int, depth: int, blocks: int):
             x_shared = T.alloc_shared((STAGES, ROWS, STEP), T.bfloat16)
             w_shared = T.alloc_shared((STAGES, TOKENS, STEP), T.bfloat16)
             sums = T.alloc_fragment((ROWS, TOKENS), T.float32)
+            bound = T.alloc_local((2,), T.float32)
             full = T.alloc_barrier([128] * STAGES)
             empty = T.alloc_barrier([8] * STAGES)
             T.annotate_layout(
@@ -122,6 +123,8 @@ def _program(vocab: int, depth: int, blocks: int):
                         vocab,
                         tile // row_tiles,
                         parts,
+                        T.access_ptr(bound, "rw"),
+                        t == 0 or tile % row_tiles != (tile - blocks) % row_tiles,
                     )
 
     return head_kernel
