@@ -115,57 +115,80 @@ __device__ __forceinline__ void shoal_words(unsigned block, const ShoalRow* rows
     }
 }
 
+// The largest noise of each four tokens of a lane, for 32 tokens of a tile, its part `part`: [2 pairs of eights][2 rows].
+// This is what the warps do while the tensor cores work on the logits.
+__device__ __forceinline__ void shoal_noise(const float* parameters, int first, int part, float* most) {
+  const ShoalRow* rows = reinterpret_cast<const ShoalRow*>(parameters);
+  const unsigned block = (unsigned)(first + ((threadIdx.x & 1) * 8 + (threadIdx.x & 2) * 2)) >> 2;
+  unsigned h[2][2][4];
+  shoal_words(block + part * 8, rows, h);
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned* w = h[pair][i];
+      const unsigned least = min(min(w[0], w[1]), min(w[2], w[3]));
+      most[pair * 2 + i] = __fmul_rn(shoal_fast(least), rows[i].factor);
+    }
+}
+
 // One look at a lane's N / 4 logits of two rows; token counts from the lane's first. SECOND: what was seen is skipped;
 // else four tokens are skipped whose largest logit with their largest noise stays below `bound` or the best so far.
-template <int N, bool NOISE, bool SECOND>
-__device__ __forceinline__ void shoal_pass(const float* sums, int first, const ShoalRow* rows, const ShoalBest* seen,
-                                           const float* bound, ShoalBest* best) {
-  const unsigned block = (unsigned)(first + ((threadIdx.x & 1) * 8 + (threadIdx.x & 2) * 2)) >> 2;
+template <int N, bool SECOND>
+__device__ __forceinline__ void shoal_pass(const float* sums, int first, const ShoalRow* rows, const float* most,
+                                           const ShoalBest* seen, const float* bound, ShoalBest* best) {
+  const unsigned block = (unsigned)(first + (threadIdx.x & 2) * 2) >> 2;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     best[i].score = best[i].logit = best[i].second = -INFINITY;
     best[i].token = 0;
   }
 #pragma unroll
-  for (int group = 0; group < N / 8; group += 4) {
-    unsigned h[2][2][4];
-    float top[2][2];
-    if (NOISE) {
-      shoal_words(block + group * 2, rows, h);
+  for (int four = 0; four < N / 16; ++four) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* z = sums + four * 8 + i * 2;
       if (!SECOND) {
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair)
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float* z = sums + (group + pair * 2) * 4 + i * 2;
-            const unsigned* w = h[pair][i];
-            const float noise = __fmul_rn(shoal_fast(min(min(w[0], w[1]), min(w[2], w[3]))), rows[i].factor);
-            const float most = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[4], z[5]));
-            top[pair][i] = __fadd_rn(__fmul_rn(most, rows[i].inverse), noise);
-          }
+        const float top = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[4], z[5])) * rows[i].inverse + most[four * 2 + i];
+        if (top + (1.0e-4f + fabsf(top) * 9.5367431640625e-07f) < fmaxf(bound[i], best[i].score)) continue;
       }
-    }
 #pragma unroll
-    for (int pair = 0; pair < 2; ++pair)
+      for (int eight = 0; eight < 2; ++eight) {
+        unsigned c[4];
+        shoal_philox(block + four * 4 + eight * 2, rows[i].low, rows[i].high, rows[i].k0, rows[i].k1, c);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (NOISE && !SECOND) {
-          const float reach = top[pair][i] + (1.0e-4f + fabsf(top[pair][i]) * 9.5367431640625e-07f);
-          if (reach < fmaxf(bound[i], best[i].score)) continue;
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int eight = group + pair * 2 + j / 2;
-          const float z = __fmul_rn(sums[eight * 4 + i * 2 + j % 2], rows[i].inverse);
-          float score = NOISE ? __fadd_rn(z, __fmul_rn(shoal_fast(h[pair][i][j]), rows[i].factor)) : z;
-          const int token = eight * 8 + j % 2;
+        for (int j = 0; j < 2; ++j) {
+          const unsigned h = (threadIdx.x & 1) ? c[2 + j] : c[j];
+          const float logit = __fmul_rn(z[eight * 4 + j], rows[i].inverse);
+          float score = __fadd_rn(logit, __fmul_rn(shoal_fast(h), rows[i].factor));
+          const int token = four * 16 + eight * 8 + j;
           if (SECOND) {
             const bool later = score < seen[i].score || (score == seen[i].score && token > seen[i].token);
             score = later ? score : -INFINITY;
           }
-          shoal_look(best[i], score, z, token);
+          shoal_look(best[i], score, logit, token);
         }
       }
+    }
+  }
+}
+
+// What the rows of a lane need, 12 words: two ShoalRow. bound: nothing is known of new rows.
+__device__ __forceinline__ void shoal_rows(const float* inverse_temperature, const int64_t* seeds,
+                                           const int64_t* positions, const unsigned char* is_greedy, int first_row,
+                                           int rows, float* parameters, float* bound) {
+  ShoalRow* row = reinterpret_cast<ShoalRow*>(parameters);
+  first_row += (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x & 31) / 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = min(first_row + i * 8, rows - 1);
+    const unsigned long long seed = seeds[at], position = positions[at];
+    const bool greedy = is_greedy[at];
+    row[i].low = (unsigned)position, row[i].high = (unsigned)(position >> 32);
+    row[i].k0 = (unsigned)seed, row[i].k1 = (unsigned)(seed >> 32);
+    row[i].inverse = greedy ? 1.0f : inverse_temperature[at];
+    row[i].factor = greedy ? 0.0f : -0.6931471805599453f;
+    bound[i] = -INFINITY;
   }
 }
 
@@ -206,27 +229,18 @@ __device__ __forceinline__ bool shoal_may_win(float second, float value, float f
   return factor != 0.0f && second > -INFINITY && second + (4.0e-5f + fabsf(second) * 4.76837158203125e-07f) >= value;
 }
 
-// The best token of each row of a tile of N tokens whose logits lie in wgmma's accumulators. bound: values that a lane's
-// two rows have reached in tiles before (`fresh`: other rows), raised by this one; a row that stays below has no best.
+// The best token of each row of a tile of N tokens whose logits lie in wgmma's accumulators. most: of `shoal_noise`.
+// bound: values that a lane's two rows have reached in tiles before, raised by this one; a row that stays below has no
+// best here.
 template <int N>
-__device__ __forceinline__ void shoal_choose(float* sums, const float* inverse_temperature, const int64_t* seeds,
-                                             const int64_t* positions, const unsigned char* is_greedy, float* values,
+__device__ __forceinline__ void shoal_choose(float* sums, const float* parameters, const float* most, float* values,
                                              int* tokens, int first_row, int rows, int first, int vocab, int part,
-                                             int parts, float* bound, bool fresh) {
+                                             int parts, float* bound) {
   const int lane = threadIdx.x & 31;
-  first_row += (threadIdx.x >> 5 & 3) * 16 + lane / 4;
   ShoalRow row[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int at = min(first_row + i * 8, rows - 1);
-    const unsigned long long seed = seeds[at], position = positions[at];
-    const bool greedy = is_greedy[at];
-    row[i].low = (unsigned)position, row[i].high = (unsigned)(position >> 32);
-    row[i].k0 = (unsigned)seed, row[i].k1 = (unsigned)(seed >> 32);
-    row[i].inverse = greedy ? 1.0f : inverse_temperature[at];
-    row[i].factor = greedy ? 0.0f : -0.6931471805599453f;
-  }
-  if (fresh) bound[0] = bound[1] = -INFINITY;
+  for (int i = 0; i < 2; ++i) row[i] = reinterpret_cast<const ShoalRow*>(parameters)[i];
+  first_row += (threadIdx.x >> 5 & 3) * 16 + lane / 4;
   if (first + N > vocab) {
 #pragma unroll
     for (int j = 0; j < N / 2; ++j)
@@ -234,50 +248,42 @@ __device__ __forceinline__ void shoal_choose(float* sums, const float* inverse_t
   }
   ShoalBest best[2];
   float value[2];
-  if (__any_sync(0xffffffffu, row[0].factor != 0.0f || row[1].factor != 0.0f)) {
-    shoal_pass<N, true, false>(sums, first, row, best, bound, best);
-    shoal_merge(best[0], first);
-    shoal_merge(best[1], first);
-    shoal_values(row, best, value);
-    int token[2] = {best[0].token, best[1].token};
-    bool more = shoal_may_win(best[0].second, value[0], row[0].factor) ||
-                shoal_may_win(best[1].second, value[1], row[1].factor);
-    while (__any_sync(0xffffffffu, more)) {
-      ShoalBest seen[2] = {best[0], best[1]};
+  shoal_pass<N, false>(sums, first, row, most, best, bound, best);
+  shoal_merge(best[0], first);
+  shoal_merge(best[1], first);
+  shoal_values(row, best, value);
+  int token[2] = {best[0].token, best[1].token};
+  bool more = shoal_may_win(best[0].second, value[0], row[0].factor) ||
+              shoal_may_win(best[1].second, value[1], row[1].factor);
+  while (__any_sync(0xffffffffu, more)) {
+    ShoalBest seen[2] = {best[0], best[1]};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        // The compiler must not hold the first look's noise for this one.
-        asm volatile("" : "+r"(row[i].k0), "+r"(row[i].k1));
-        seen[i].token -= first + (lane & 3) * 2;
-      }
-      shoal_pass<N, true, true>(sums, first, row, seen, bound, best);
-      shoal_merge(best[0], first);
-      shoal_merge(best[1], first);
-      float others[2];
-      shoal_values(row, best, others);
-      more = false;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool better = best[i].score > -INFINITY && row[i].factor != 0.0f &&
-                            (others[i] > value[i] || (others[i] == value[i] && best[i].token < token[i]));
-        value[i] = better ? others[i] : value[i];
-        token[i] = better ? best[i].token : token[i];
-        more = more || shoal_may_win(best[i].second, value[i], row[i].factor);
-      }
+    for (int i = 0; i < 2; ++i) {
+      // The compiler must not hold the first look's noise for this one.
+      asm volatile("" : "+r"(row[i].k0), "+r"(row[i].k1));
+      seen[i].token -= first + (lane & 3) * 2;
     }
-    best[0].token = token[0], best[1].token = token[1];
-  } else {
-    shoal_pass<N, false, false>(sums, first, row, best, bound, best);
+    shoal_pass<N, true>(sums, first, row, most, seen, bound, best);
     shoal_merge(best[0], first);
     shoal_merge(best[1], first);
-    value[0] = best[0].score, value[1] = best[1].score;
+    float others[2];
+    shoal_values(row, best, others);
+    more = false;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool better = best[i].score > -INFINITY && row[i].factor != 0.0f &&
+                          (others[i] > value[i] || (others[i] == value[i] && best[i].token < token[i]));
+      value[i] = better ? others[i] : value[i];
+      token[i] = better ? best[i].token : token[i];
+      more = more || shoal_may_win(best[i].second, value[i], row[i].factor);
+    }
   }
   bound[0] = fmaxf(bound[0], value[0]), bound[1] = fmaxf(bound[1], value[1]);
   if ((lane & 3) < 2) {
     const int i = lane & 1, at = first_row + i * 8;
     if (at < rows) {
       values[(long long)at * parts + part] = i ? value[1] : value[0];
-      tokens[(long long)at * parts + part] = i ? best[1].token : best[0].token;
+      tokens[(long long)at * parts + part] = i ? token[1] : token[0];
     }
   }
 }
