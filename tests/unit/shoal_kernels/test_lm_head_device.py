@@ -11,7 +11,8 @@ from shoal_kernels.precision import SERVED, SERVED_BF16
 from support.on_device import DEVICE, HAS_DEVICE, assert_rows_independent, backends, needs_device, relative_error
 from torch import Tensor
 
-SHAPES = [(7, 512, 128), (70, 1000, 104)]
+SHAPES = [(7, 512, 128), (70, 1000, 104), (5, 128, 1024)]
+"""Rows, vocabulary, depth. The last one's logits are sums of two segments of K."""
 RELEASED = (129280, 5120)
 
 

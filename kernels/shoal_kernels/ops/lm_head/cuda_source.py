@@ -115,7 +115,7 @@ __device__ __forceinline__ void shoal_words(unsigned block, const ShoalRow* rows
     }
 }
 
-// The largest noise of each four tokens of a lane, for 32 tokens of a tile, its part `part`: [2 pairs of eights][2 rows].
+// The largest noise of each four tokens of a lane, for the 32 tokens of a part of a tile: [2 pairs of eights][2 rows].
 // This is what the warps do while the tensor cores work on the logits.
 __device__ __forceinline__ void shoal_noise(const float* parameters, int first, int part, float* most) {
   const ShoalRow* rows = reinterpret_cast<const ShoalRow*>(parameters);

@@ -192,7 +192,7 @@ def lm_head_argmax(
 ) -> Tensor:
     """hidden bf16 [R, D] -> int64 [R]."""
     rows, vocab = hidden.shape[0], head.out_features
-    if rows <= ROWS // 2 or not serves(hidden.shape[1], hidden.device):
+    if rows <= ROWS // 2 or plain.is_cut(head) or not serves(hidden.shape[1], hidden.device):
         return plain.lm_head_argmax(hidden, head, inverse_temperature, seeds, positions, is_greedy, precision)
     parts = triton.cdiv(vocab, TOKENS)
     values = torch.empty(rows, parts, dtype=torch.float32, device=hidden.device)
