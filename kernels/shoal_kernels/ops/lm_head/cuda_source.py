@@ -26,9 +26,13 @@ __device__ __forceinline__ void shoal_philox(unsigned block, unsigned low, unsig
 }
 
 __device__ __forceinline__ float shoal_log2(float x) {
+#ifdef __CUDACC__
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+#else
+  return log2f(x);
+#endif
 }
 
 // lg2 of the exponential behind word h: the fast noise is -ln 2 times this.
