@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "decode_records": _entry("records", "decode_records"),
     "write_records": _entry("records", "write_records"),
     "copy_rows": _fused("records", "copy_rows"),
-    "linear": _entry("linear", "linear"),
+    "linear": _entry("linear", "linear", device=("tilelang", "triton")),
     "rms_norm": _entry("norm_rope", "rms_norm"),
     "rms_norm_rope": _entry("norm_rope", "rms_norm_rope"),
     "rope": _entry("norm_rope", "rope"),
@@ -83,20 +84,26 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "mix": _entry("hyper_connections", "mix"),
     "collapse": _entry("hyper_connections", "collapse"),
     "collapse_norm": _entry("hyper_connections", "collapse_norm"),
+    "collapse_norm_cast": _entry("hyper_connections", "collapse_norm_cast"),
     "expand": _entry("hyper_connections", "expand"),
+    "expand_norm": _entry("hyper_connections", "expand_norm"),
     "engram_gather": _entry("engram", "engram_gather"),
     "engram_gate": _entry("engram", "engram_gate"),
     "pool_pairs": _entry("compressor", "pool_pairs"),
     "store_main": _fused("compressor", "store_main"),
     "store_key": _fused("compressor", "store_key"),
     "route": _entry("router", "route"),
-    "experts": _entry("experts", "experts"),
-    "moe": _entry("experts", "moe"),
+    "experts": _entry("experts", "experts", device=("tilelang", "triton")),
+    "moe": _entry("experts", "moe", device=("tilelang", "triton")),
     "indexer_scores": _entry("indexer", "indexer_scores"),
     "indexer_select": _entry("indexer", "indexer_select"),
-    "sparse_attention": _entry("sparse_attention", "sparse_attention"),
+    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("tilelang", "triton")),
+    "edit_logits": _entry("sampling", "edit_logits"),
     "filter_logits": _entry("sampling", "filter_logits"),
+    "logprobs": _entry("sampling", "logprobs"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
+    "lm_head_argmax": _entry("lm_head", "lm_head_argmax"),
+    "markov_loop": _entry("lm_head", "markov_loop"),
 }
 
 _chosen: dict[tuple[str, str, str, str | None], Kernel] = {}
@@ -114,6 +121,20 @@ def resolve(op: str, device_type: str, precision: Precision, backend: str | None
     if kernel is None:
         kernel = _chosen[key] = _load(op, device_type, precision, backend)
     return kernel
+
+
+def backends(device_type: str, precision: Precision) -> dict[str, str]:
+    """Which backend serves each operation here, by name of the operation. Raises BackendUnavailable."""
+    found = {}
+    for op, entries in IMPLEMENTATIONS.items():
+        kernel = resolve(op, device_type, precision)
+        found[op] = next(entry.backend for entry in entries if _names(entry, kernel))
+    return found
+
+
+def _names(entry: Implementation, kernel: Kernel) -> bool:
+    module_name, _, function = entry.target.partition(":")
+    return module_name in sys.modules and getattr(sys.modules[module_name], function, None) is kernel
 
 
 def _load(op: str, device_type: str, precision: Precision, backend: str | None) -> Kernel:
