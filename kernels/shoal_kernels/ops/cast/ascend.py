@@ -1,7 +1,22 @@
 # mypy: ignore-errors
 """Casts of activations on Ascend: codes and scales, as the products read them. Lowered, never run here."""
 
+import torch
+from torch import Tensor
+
+from shoal_kernels import ascend_host
+
 _THREADS = 256
+
+
+def q8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x bfloat16 [R, d] -> e4m3 codes [R, d], ue8m0 scales [R, d / 32]."""
+    rows, d = x.shape
+    codes = torch.empty(rows, d, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(rows, d // 32, dtype=torch.uint8, device=x.device)
+    grouped = (x.view(rows, d // 32, 32), codes.view(rows, d // 32, 32), scale)
+    ascend_host.run(cast_q8, grouped, d=d)
+    return codes, scale
 
 
 def cast_q8(*, d: int):

@@ -3,13 +3,14 @@
 
 TileLang's scaled product takes one operand type, so e4m3 rows cannot meet e2m1 weights in it. e2m1 times a power of two
 is exact in bfloat16, and so are the Q8 values of the rows: vector cores decode a tile of weights, the Cube multiplies
-bfloat16. A step is four kernels: rows gathered by expert (`gather_rows`), gate and up (`grouped_linear`), `swiglu_cast`,
-down (`grouped_linear`), and `combine`.
+bfloat16. A step is five launches: rows gathered by expert (`gather_rows`), gate and up (`grouped_linear`),
+`swiglu_cast`, down (`grouped_linear`), and `combine`.
 
 Pairs are (row, expert) sorted by expert: expert e owns pairs first[e] .. first[e + 1] - 1.
 """
 
 _TILE_N, _TILE_K, _THREADS = 128, 256, 256
+_SCALES = 32  # a row of a transfer starts at a multiple of 32 bytes
 
 
 def gather_rows(*, d: int):
@@ -81,7 +82,7 @@ def grouped_linear(*, experts: int, k: int, n: int):
             x = T.alloc_l1((tile_m, _TILE_K), "bfloat16")
             w = T.alloc_l1((_TILE_N, _TILE_K), "bfloat16")
             codes = T.alloc_shared((own, _TILE_K // 2), "uint8")
-            scales = T.alloc_shared((own, _TILE_K // 32), "uint8")
+            scales = T.alloc_shared((own, _SCALES), "uint8")
             values = T.alloc_shared((own, _TILE_K), "bfloat16")
             for turn in T.serial(T.ceildiv(experts * tiles - core, lib.CUBE_CORES)):
                 tile = turn * lib.CUBE_CORES + core
@@ -97,13 +98,11 @@ def grouped_linear(*, experts: int, k: int, n: int):
                         T.dual_copy(
                             W[expert, column : column + _TILE_N, step * _TILE_K // 2 : (step + 1) * _TILE_K // 2], codes
                         )
-                        T.dual_copy(
-                            WS[expert, column : column + _TILE_N, step * _TILE_K // 32 : (step + 1) * _TILE_K // 32],
-                            scales,
-                        )
+                        near = step * _TILE_K // 32 // _SCALES * _SCALES
+                        T.dual_copy(WS[expert, column : column + _TILE_N, near : near + _SCALES], scales)
                         with T.SimtVF(threads=_THREADS):
                             for c, i in T.Parallel(own, _TILE_K):
-                                scale = lib.ue8m0(lib.integer(scales[c, i // 32]))
+                                scale = lib.ue8m0(lib.integer(scales[c, step * _TILE_K // 32 - near + i // 32]))
                                 values[c, i] = lib.bf16(lib.e2m1(lib.nibble(codes[c, i // 2], i)) * scale)
                         T.dual_copy(values, w)
                         T.gemm(x, w, total, transpose_B=True, clear_accum=(step == 0))
@@ -158,7 +157,7 @@ def swiglu_cast(*, inner: int):
 
 
 def combine(*, d: int, k: int):
-    """Y[r] = bf16(sum over i ascending of X[pair_of[r, i]] + Z[r]): a row's experts in ascending id, then the shared one.
+    """Y[r] = bf16(sum over i ascending of X[pair_of[r, i]] + Z[r]): experts in ascending id, then the shared one.
 
     X bfloat16 [pairs, d], pair_of int32 [rows, k], Z bfloat16 [rows, d], Y bfloat16 [rows, d]
     """

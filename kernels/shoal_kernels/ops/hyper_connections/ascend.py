@@ -4,6 +4,11 @@
 Sizes are those of the Triton kernels: K = N*D is cut into segments that depend on the weight only.
 """
 
+import torch
+from torch import Tensor
+
+from shoal_kernels import ascend_host
+
 _SEGMENT, _TILE_K, _COLUMNS = 1024, 256, 64
 STREAMS = 4
 
@@ -239,3 +244,19 @@ def expand_norm(*, d: int):
                 T.copy(s, S[row, :])
 
     return main
+
+
+def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """streams [R, 4, D], MixWeight in bfloat16 parts -> pre [R, 4], post [R, 4], comb [R, 4, 4]."""
+    rows, n, d = streams.shape
+    outputs, parts, k = weight.fn.shape
+    segments = k // _SEGMENT
+    wide = {"dtype": torch.float32, "device": streams.device}
+    sums = torch.empty(segments, rows, _COLUMNS, **wide)
+    squares = torch.empty(segments, rows, **wide)
+    tensors = (streams.reshape(rows, k), weight.fn.view(outputs * parts, k), sums, squares)
+    ascend_host.run(mix_partials, tensors, d=d, parts=parts)
+    pre, post, comb = torch.empty(rows, n, **wide), torch.empty(rows, n, **wide), torch.empty(rows, n * n, **wide)
+    tensors = (sums, squares, weight.scale, weight.base, pre, post, comb, eps, rms_eps)
+    ascend_host.run(mix_finish, tensors, d=d, parts=parts, iterations=iterations)
+    return pre, post, comb.view(rows, n, n)

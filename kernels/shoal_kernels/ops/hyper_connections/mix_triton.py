@@ -139,8 +139,8 @@ def finish_kernel(
     N: tl.constexpr = 4
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     index = tl.arange(0, COLS)
-    # Rows vary fastest: the lanes of a warp then hold the rows, each lane all groups of its own, and the sum over groups
-    # stays in registers.
+    # Rows vary fastest: the lanes of a warp then hold the rows, each lane all groups of its row, and the sum over
+    # groups stays in registers.
     place = tl.arange(0, BLOCK_G * BLOCK_R)
     group, place_row = place // BLOCK_R, tl.program_id(0) * BLOCK_R + place % BLOCK_R
     mask = ((group < GROUPS) & (place_row < rows))[:, None]

@@ -7,13 +7,13 @@ keys' of a page, where codes and scales lie apart. The sum over heads is sequent
 
 
 def indexer_scores(*, heads: int, d: int, page: int):
-    """O[r, t] = bf16(sum over h of weights[r, h] * relu(q[r, h] . key t)), for t below n_vis[r].
+    """Y[r, t] = bf16(sum over h of weights[r, h] * relu(q[r, h] . key t)), for t below n_vis[r].
 
     Q, QS    e2m1 [rows, heads, d], ue8m0 pairs [rows, heads, d / 64]
     K, KS    e2m1 [pages, page, d], ue8m0 pairs [pages, page, d / 64], each with its own distance between pages
     blocks   int32 [sequences, most]: pages of a sequence; row_seq, n_vis int32 [rows]
-    O        bfloat16 [rows, longest]: what lies at and beyond n_vis is the selection's to skip; in the last page it is the
-             score of whatever the page holds, after it nothing is written
+    Y        bfloat16 [rows, longest]. What lies at and beyond n_vis is the selection's to skip: in the last page it is
+             the score of whatever the page holds, after that nothing is written
     """
     import tilelang.ascend.language as T
 
@@ -34,7 +34,7 @@ def indexer_scores(*, heads: int, d: int, page: int):
         blocks: T.Tensor((sequences, most), "int32"),
         row_seq: T.Tensor((rows,), "int32"),
         n_vis: T.Tensor((rows,), "int32"),
-        O: T.Tensor((rows, longest), "bfloat16"),
+        Y: T.Tensor((rows, longest), "bfloat16"),
     ):
         with T.Kernel(lib.CUBE_CORES) as core:
             q = T.alloc_l1((heads, d), "float4_e2m1fn")
@@ -66,6 +66,6 @@ def indexer_scores(*, heads: int, d: int, page: int):
                             for h in T.serial(heads):
                                 total = total + w[h] * T.max(part[h, t], lib.f32(0.0))
                             out[0, t] = lib.bf16(total)
-                    T.dual_copy(out, O[row : row + 1, block * page : (block + 1) * page])
+                    T.dual_copy(out, Y[row : row + 1, block * page : (block + 1) * page])
 
     return main

@@ -9,7 +9,11 @@ Builders take static sizes and give a TileLang function whose number of rows is 
 a kernel is built, so this file does not postpone them.
 """
 
+import torch
 from torch import Tensor
+
+from shoal_kernels import ascend_host
+from shoal_kernels.ops.cast import ascend as cast_ascend
 
 _TILE_K = 256
 
@@ -103,3 +107,19 @@ def bf16_linear(*, k: int, n: int, out: str = "bfloat16"):
                 T.copy(total, Y[top : top + ROW_TILE, column * tile_n : (column + 1) * tile_n])
 
     return main
+
+
+def linear(x: Tensor, weight, cast: bool, round_output: bool, precision) -> Tensor:
+    """x [R, K], LinearWeight in bytes -> [R, N]. A row that is cast already is cast again to the same codes."""
+    n, out = weight.out_features, torch.bfloat16 if round_output else torch.float32
+    y = torch.empty(x.shape[0], n, dtype=out, device=x.device)
+    name = str(out).removeprefix("torch.")
+    if not weight.quantised:
+        ascend_host.run(bf16_linear, (x, weight.data, y), k=weight.depth, n=n, out=name)
+        return y
+    codes, scale = cast_ascend.q8_codes(x)
+    stored = weight.data.view(torch.float8_e4m3fn)
+    stored_scale = expand_scale(weight.scale, n).view(torch.uint16)
+    tensors = (codes, scale.view(torch.uint16), stored, stored_scale, y)
+    ascend_host.run(fp8_linear, tensors, k=weight.depth, n=n, groups=weight.groups, out=name)
+    return y

@@ -4,10 +4,15 @@
 One row per turn of a vector core. The sum of squares is a tree whose shape depends on the row's size only.
 """
 
+import torch
+from torch import Tensor
+
+from shoal_kernels import ascend_host
+
 _THREADS = 256
 
 
-def rms_norm(*, d: int):
+def rms_norm_kernel(*, d: int):
     """Y = bf16(X * rsqrt(mean(X^2) + eps) * W): X, Y bfloat16 [rows, d], W float32 [d]."""
     import tilelang.ascend.language as T
 
@@ -46,7 +51,7 @@ def rms_norm(*, d: int):
     return main
 
 
-def rms_norm_cast(*, d: int):
+def rms_norm_cast_kernel(*, d: int):
     """rms_norm, and its codes for FP8 linears: Y bfloat16 [rows, d], Q e4m3 [rows, d], S ue8m0 [rows, d / 32].
 
     The last axis of X, W, Y and Q is seen as [d / 32, 32].
@@ -106,7 +111,7 @@ def rms_norm_cast(*, d: int):
     return main
 
 
-def rms_norm_rope(*, d: int, rope: int):
+def rms_norm_rope_kernel(*, d: int, rope: int):
     """rms_norm, then the last `rope` values rotated in pairs by the row's position: the window KV and the index key.
 
     X, Y bfloat16 [rows, d], W float32 [d], P int64 [rows], CS float32 [length, rope]: cosines, then sines
@@ -160,3 +165,18 @@ def rms_norm_rope(*, d: int, rope: int):
                 T.copy(y, Y[row : row + 1, :])
 
     return main
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, precision) -> Tensor:
+    """x [R, D], weight [D] -> [R, D]."""
+    y = torch.empty_like(x)
+    ascend_host.run(rms_norm_kernel, (x, weight, y, eps), d=x.shape[1])
+    return y
+
+
+def rms_norm_rope(x: Tensor, weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, precision) -> Tensor:
+    """x [R, D], weight [D], cos_sin [length, 2F] -> [R, D]."""
+    y = torch.empty_like(x)
+    tensors = (x, weight, positions, cos_sin, y, eps)
+    ascend_host.run(rms_norm_rope_kernel, tensors, d=x.shape[1], rope=cos_sin.shape[1])
+    return y

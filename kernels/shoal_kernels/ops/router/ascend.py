@@ -1,10 +1,15 @@
 # mypy: ignore-errors
 """Choice of experts on Ascend. Lowered, never run here."""
 
+import torch
+from torch import Tensor
+
+from shoal_kernels import ascend_host
+
 _THREADS = 128
 
 
-def route(*, experts: int, k: int):
+def route_kernel(*, experts: int, k: int):
     """ids int32 [rows, k] and weights float32 [rows, k] from logits L and bias B float32 [rows, experts].
 
     The largest score + bias first, ties to the smaller id; each round takes the best that is left. The weights' sum is
@@ -65,3 +70,12 @@ def route(*, experts: int, k: int):
                 T.copy(gate[:, 0:k], weights[row : row + 1, :])
 
     return main
+
+
+def route(logits: Tensor, bias: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
+    """logits, bias [R, E] -> ids int32 [R, k], weights [R, k]."""
+    rows, experts = logits.shape
+    ids = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, k, dtype=torch.float32, device=logits.device)
+    ascend_host.run(route_kernel, (logits, bias.contiguous(), ids, weights, scale), experts=experts, k=k)
+    return ids, weights

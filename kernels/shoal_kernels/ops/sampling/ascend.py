@@ -9,7 +9,10 @@ _TILE_N, _TILE_K = 256, 256
 
 
 def head_argmax(*, d: int, vocabulary: int):
-    """best, token [tiles, rows]: largest X[r] . W[v] over a tile of v, and its v; X [rows, d], W [vocabulary, d] bfloat16."""
+    """best, token [tiles, rows]: the largest X[r] . W[v] over a tile of v, and its v.
+
+    X bfloat16 [rows, d], W bfloat16 [vocabulary, d]
+    """
     import tilelang.ascend.language as T
 
     from shoal_kernels import ascend_lib as lib

@@ -11,14 +11,14 @@ _BLOCK, _CHUNK, _THREADS = 64, 16, 256
 
 
 def sparse_attention(*, heads: int, d: int, window: int, top_k: int, rope: int, page: int):
-    """O = inverse RoPE(softmax with sink over the listed keys): see the contract; a row with an empty list gives zeros.
+    """Y = inverse RoPE(softmax with sink over the listed keys): see the contract; a row with an empty list gives zeros.
 
     Q             bfloat16 [rows, heads, d]
     window_rows   uint8 [places, d + d / 32]; window_index int32 [rows, window]
     entries       uint8 [pages, page, d / 2 + d / 16] with its own distance between pages
     blocks        int32 [sequences, most]; row_seq int32 [rows]; top int32 [rows, top_k]
     sink          float32 [heads]; positions int64 [rows]; CS float32 [length, rope]; scale
-    O             bfloat16 [rows, heads, d]
+    Y             bfloat16 [rows, heads, d]
     """
     import tilelang.ascend.language as T
 
@@ -46,7 +46,7 @@ def sparse_attention(*, heads: int, d: int, window: int, top_k: int, rope: int, 
         sink: T.Tensor((heads,), "float32"),
         positions: T.Tensor((rows,), "int64"),
         CS: T.Tensor((length, rope), "float32"),
-        O: T.Tensor((rows, heads, d), "bfloat16"),
+        Y: T.Tensor((rows, heads, d), "bfloat16"),
         scale: T.float32,
     ):
         with T.MixedKernel(lib.CUBE_CORES) as (core, sid):
@@ -56,7 +56,7 @@ def sparse_attention(*, heads: int, d: int, window: int, top_k: int, rope: int, 
             shares = T.alloc_l1((heads, _BLOCK), "bfloat16")
             dots = T.alloc_l0c((heads, _BLOCK), "float32")
             product = T.alloc_l0c((heads, d), "float32")
-            records = T.alloc_shared((_CHUNK, window_bytes), "uint8")
+            records = T.alloc_shared((_CHUNK, (window_bytes + 31) // 32 * 32), "uint8")
             ids = T.alloc_shared((_BLOCK,), "int32")
             by_key = T.alloc_shared((_CHUNK, d), "bfloat16")
             by_value = T.alloc_shared((d, _CHUNK), "bfloat16")
@@ -92,7 +92,7 @@ def sparse_attention(*, heads: int, d: int, window: int, top_k: int, rope: int, 
                             key = ids[begin + i]
                             if key >= 0:
                                 if block < window_blocks:
-                                    T.copy(window_rows[key, :], records[i, :])
+                                    T.copy(window_rows[key, :], records[i, 0:window_bytes])
                                 else:
                                     at = blocks[sequence, key // page]
                                     T.copy(entries[at, key % page, :], records[i, 0:entry_bytes])
@@ -146,6 +146,6 @@ def sparse_attention(*, heads: int, d: int, window: int, top_k: int, rope: int, 
                         even, odd = total[h, kept + 2 * i], total[h, kept + 2 * i + 1]
                         out[h, kept + 2 * i] = lib.bf16(even * angle[0, i] + odd * angle[0, pairs + i])
                         out[h, kept + 2 * i + 1] = lib.bf16(odd * angle[0, i] - even * angle[0, pairs + i])
-                T.dual_copy(out[0:own, :], O[row, :, :])
+                T.dual_copy(out[0:own, :], Y[row, :, :])
 
     return main

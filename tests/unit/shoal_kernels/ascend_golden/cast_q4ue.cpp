@@ -1,7 +1,7 @@
 // TileLang 0.1.15
 #include <tl_templates/ascend/common.h>
 #include <tl_templates/ascend/debug.h>
-__simt_vf__ __launch_bounds__(256) inline void cast_q4ue_kernel_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn) {
+__simt_vf__ __launch_bounds__(256) inline void main_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn) {
   float values[16];
   float largest[4];
   #pragma unroll
@@ -33,7 +33,7 @@ __simt_vf__ __launch_bounds__(256) inline void cast_q4ue_kernel_kernel_simt_vf_0
   }
 }
 
-__simt_vf__ __launch_bounds__(256) inline void cast_q4ue_kernel_kernel_simt_vf_1(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn) {
+__simt_vf__ __launch_bounds__(256) inline void main_kernel_simt_vf_1(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn) {
   #pragma unroll
   for (int32_t i = 0; i < 8; ++i) {
       int32_t v_ = (254 - ((int32_t)buf_dyn_shmem[(((i * 16) + (((int32_t)threadIdx.x) >> 4)) + 20480)])) << 23;
@@ -46,7 +46,7 @@ __simt_vf__ __launch_bounds__(256) inline void cast_q4ue_kernel_kernel_simt_vf_1
   }
 }
 
-extern "C" __global__ __vector__ void cast_q4ue_kernel_kernel(__gm__ uint8_t* S, __gm__ bfloat16_t* X, __gm__ uint8_t* Y, int32_t rows) {
+extern "C" __global__ __vector__ void main_kernel(__gm__ uint8_t* S, __gm__ bfloat16_t* X, __gm__ uint8_t* Y, int32_t rows) {
   asc_init();
   __ubuf__ uint8_t *buf_dyn_shmem = (__ubuf__ uint8_t *)0;
   asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
@@ -58,9 +58,9 @@ extern "C" __global__ __vector__ void cast_q4ue_kernel_kernel(__gm__ uint8_t* S,
     asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>((turn & 1)));
     asc_sync_wait(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
     asc_sync_wait(PIPE_MTE2, PIPE_V, static_cast<event_t>((turn & 1)));
-    asc_vf_call<cast_q4ue_kernel_kernel_simt_vf_0>(cce::dim3(256), buf_dyn_shmem, turn);
+    asc_vf_call<main_kernel_simt_vf_0>(cce::dim3(256), buf_dyn_shmem, turn);
     asc_sync_notify(PIPE_V, PIPE_MTE3, static_cast<event_t>(2));
-    asc_vf_call<cast_q4ue_kernel_kernel_simt_vf_1>(cce::dim3(256), buf_dyn_shmem, turn);
+    asc_vf_call<main_kernel_simt_vf_1>(cce::dim3(256), buf_dyn_shmem, turn);
     asc_sync_notify(PIPE_V, PIPE_MTE3, static_cast<event_t>((turn & 1)));
     asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>((turn & 1)));
     asc_sync_wait(PIPE_V, PIPE_MTE3, static_cast<event_t>(2));

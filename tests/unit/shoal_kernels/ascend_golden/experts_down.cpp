@@ -3,14 +3,14 @@
 #include <tl_templates/ascend/debug.h>
 #include <tl_templates/ascend/gemm.h>
 #include <tl_templates/ascend/nd2nz_copy.h>
-__simt_vf__ __launch_bounds__(256) inline void main_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem) {
+__simt_vf__ __launch_bounds__(256) inline void main_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, int32_t scales_version_counter_1, int32_t step_1) {
   #pragma unroll
   for (int32_t i = 0; i < 64; ++i) {
       int32_t condval;
-      if ((((int32_t)buf_dyn_shmem[(((i * 8) + (((int32_t)threadIdx.x) >> 5)) + 74240)]) == 0)) {
+      if ((((int32_t)buf_dyn_shmem[(((((((scales_version_counter_1 & 1) * 2048) + (i * 32)) + (step_1 * 8)) + (((int32_t)threadIdx.x) >> 5)) + 74240) - ((step_1 >> 2) * 32))]) == 0)) {
         condval = 4194304;
       } else {
-        condval = (((int32_t)buf_dyn_shmem[(((i * 8) + (((int32_t)threadIdx.x) >> 5)) + 74240)]) << 23);
+        condval = (((int32_t)buf_dyn_shmem[(((((((scales_version_counter_1 & 1) * 2048) + (i * 32)) + (step_1 * 8)) + (((int32_t)threadIdx.x) >> 5)) + 74240) - ((step_1 >> 2) * 32))]) << 23);
       }
     float scale = (*(float *)(&(condval)));
       int32_t condval_1;
@@ -35,11 +35,13 @@ extern "C" __global__ __mix__(1, 2) void main_kernel(__gm__ uint8_t* W, __gm__ u
   __cbuf__ uint8_t *buf_dyn_l1 = (__cbuf__ uint8_t *)0;
   __ubuf__ uint8_t *buf_dyn_shmem = (__ubuf__ uint8_t *)0;
   __cc__ float *total = (__cc__ float *)0;
+  int32_t scales_version_counter_1 = 0;
   if ASC_IS_AIC {
     asc_sync_notify(PIPE_MTE1, PIPE_MTE2, static_cast<event_t>(0));
     asc_sync_intra_arrive(PIPE_MTE1, 0);
     asc_sync_intra_arrive(PIPE_MTE1, 16);
     asc_sync_notify(PIPE_FIX, PIPE_M, static_cast<event_t>(0));
+    scales_version_counter_1 = 0;
     for (int32_t turn = 0; turn < 480; ++turn) {
       int32_t begin = first[(((turn * 4) + (((int32_t)block_idx) >> 3)) / 5)];
       int32_t end = first[((((turn * 4) + (((int32_t)block_idx) >> 3)) / 5) + 1)];
@@ -65,6 +67,7 @@ extern "C" __global__ __mix__(1, 2) void main_kernel(__gm__ uint8_t* W, __gm__ u
           if (step == 8) {
             asc_sync_notify(PIPE_M, PIPE_FIX, static_cast<event_t>(0));
           }
+          scales_version_counter_1 = (scales_version_counter_1 + 1);
         }
         asc_sync_wait(PIPE_M, PIPE_FIX, static_cast<event_t>(0));
         if ((0 < ((end - begin) - (block * 64))) && (0 < ((pairs - begin) - (block * 64)))) {
@@ -81,17 +84,18 @@ extern "C" __global__ __mix__(1, 2) void main_kernel(__gm__ uint8_t* W, __gm__ u
     int32_t sid = asc_get_sub_block_id();
     asc_sync_notify(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
     asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
+    scales_version_counter_1 = 0;
     for (int32_t turn_1 = 0; turn_1 < 480; ++turn_1) {
       int32_t begin_1 = first[(((turn_1 * 4) + (((int32_t)block_idx) >> 3)) / 5)];
       int32_t end_1 = first[((((turn_1 * 4) + (((int32_t)block_idx) >> 3)) / 5) + 1)];
       for (int32_t block_1 = 0; block_1 < (((end_1 + 63) - begin_1) >> 6); ++block_1) {
         for (int32_t step_1 = 0; step_1 < 9; ++step_1) {
+          asc_copy_gm2ub_align((__ubuf__ uint8_t*)((&(buf_dyn_shmem[(((scales_version_counter_1 & 1) * 2048) + 74240)]))), (__gm__ uint8_t*)((&(WS[((((turn_1 * 294912) + (((int32_t)block_idx) * 9216)) + (sid * 4608)) + ((step_1 >> 2) * 32))]))), 64, min(32, (72 - ((step_1 >> 2) * 32))), 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 72, 32);
           asc_sync_wait(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
-          asc_copy_gm2ub_align((__ubuf__ uint8_t*)((&(buf_dyn_shmem[74240]))), (__gm__ uint8_t*)((&(WS[((((turn_1 * 294912) + (((int32_t)block_idx) * 9216)) + (sid * 4608)) + (step_1 * 8))]))), 64, 8, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 72, 8);
           asc_copy_gm2ub_align((__ubuf__ uint8_t*)((&(buf_dyn_shmem[66048]))), (__gm__ uint8_t*)((&(W[((((((int64_t)turn_1) * (int64_t)4718592) + (((int64_t)((int32_t)block_idx)) * (int64_t)147456)) + (((int64_t)sid) * (int64_t)73728)) + (((int64_t)step_1) * (int64_t)128))]))), 64, 128, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 1152, 128);
           asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>(0));
           asc_sync_wait(PIPE_MTE2, PIPE_V, static_cast<event_t>(0));
-          asc_vf_call<main_kernel_simt_vf_0>(cce::dim3(256), buf_dyn_shmem);
+          asc_vf_call<main_kernel_simt_vf_0>(cce::dim3(256), buf_dyn_shmem, scales_version_counter_1, step_1);
           asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
           asc_sync_wait(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
           ascend_nd2nz_scatter<64, 256, bfloat16_t, bfloat16_t>((__ubuf__ bfloat16_t*)((&(((__ubuf__ bfloat16_t*)buf_dyn_shmem)[16640]))), (__ubuf__ bfloat16_t*)((&(((__ubuf__ bfloat16_t*)buf_dyn_shmem)[0]))));
@@ -101,6 +105,7 @@ extern "C" __global__ __mix__(1, 2) void main_kernel(__gm__ uint8_t* W, __gm__ u
           asc_copy_ub2l1((__cbuf__ void*)(((__cbuf__ bfloat16_t*)buf_dyn_l1 + (sid * 1024))), (__ubuf__ void*)((&(((__ubuf__ bfloat16_t*)buf_dyn_shmem)[0]))), 16, 64, 1, 64);
           asc_sync_intra_arrive(PIPE_MTE3, 1);
           asc_sync_notify(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
+          scales_version_counter_1 = (scales_version_counter_1 + 1);
         }
       }
     }

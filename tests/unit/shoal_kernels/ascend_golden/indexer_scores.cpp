@@ -11,7 +11,7 @@ __simt_vf__ __launch_bounds__(64) inline void main_kernel_simt_vf_0(__ubuf__ uin
   ((__ubuf__ bfloat16_t*)buf_dyn_shmem)[((((keys_version_counter_1 & 1) * 64) + ((int32_t)threadIdx.x)) + 8192)] = ((bfloat16_t)total);
 }
 
-extern "C" __global__ __mix__(1, 2) void main_kernel(__gm__ float4_e2m1x2_t* K, __gm__ uint16_t* KS, __gm__ bfloat16_t* O, __gm__ float4_e2m1x2_t* Q, __gm__ uint16_t* QS, __gm__ int32_t* blocks, __gm__ int32_t* n_vis, __gm__ int32_t* row_seq, __gm__ float* weights, int32_t key_stride, int32_t longest, int32_t most, int32_t pages, int32_t rows, int32_t scale_stride, int32_t sequences) {
+extern "C" __global__ __mix__(1, 2) void main_kernel(__gm__ float4_e2m1x2_t* K, __gm__ uint16_t* KS, __gm__ float4_e2m1x2_t* Q, __gm__ uint16_t* QS, __gm__ bfloat16_t* Y, __gm__ int32_t* blocks, __gm__ int32_t* n_vis, __gm__ int32_t* row_seq, __gm__ float* weights, int32_t key_stride, int32_t longest, int32_t most, int32_t pages, int32_t rows, int32_t scale_stride, int32_t sequences) {
   asc_init();
   __cbuf__ uint8_t *buf_dyn_l1 = (__cbuf__ uint8_t *)0;
   __ubuf__ uint8_t *buf_dyn_shmem = (__ubuf__ uint8_t *)0;
@@ -99,7 +99,7 @@ extern "C" __global__ __mix__(1, 2) void main_kernel(__gm__ float4_e2m1x2_t* K, 
         asc_sync_intra_arrive(PIPE_V, (keys_version_counter_1 & 1));
         asc_sync_wait(PIPE_V, PIPE_MTE3, static_cast<event_t>((keys_version_counter_1 & 1)));
         if (0 < ((longest - (sid * 64)) - (block_1 * 128))) {
-          asc_copy_ub2gm_align((__gm__ uint8_t*)((&(O[(((((int64_t)block_1) * (int64_t)128) + (((int64_t)sid) * (int64_t)64)) + (((((int64_t)turn_1) * (int64_t)32) + ((int64_t)((int32_t)block_idx))) * ((int64_t)longest)))]))), (__ubuf__ uint8_t*)((&(((__ubuf__ bfloat16_t*)buf_dyn_shmem)[(((keys_version_counter_1 & 1) * 64) + 8192)]))), 1, (min(64, ((longest - (sid * 64)) - (block_1 * 128))) * 2), static_cast<asc_store_l2_cache_mode>(0), (min(64, ((longest - (sid * 64)) - (block_1 * 128))) * 2), (min(64, ((longest - (sid * 64)) - (block_1 * 128))) * 2));
+          asc_copy_ub2gm_align((__gm__ uint8_t*)((&(Y[(((((int64_t)block_1) * (int64_t)128) + (((int64_t)sid) * (int64_t)64)) + (((((int64_t)turn_1) * (int64_t)32) + ((int64_t)((int32_t)block_idx))) * ((int64_t)longest)))]))), (__ubuf__ uint8_t*)((&(((__ubuf__ bfloat16_t*)buf_dyn_shmem)[(((keys_version_counter_1 & 1) * 64) + 8192)]))), 1, (min(64, ((longest - (sid * 64)) - (block_1 * 128))) * 2), static_cast<asc_store_l2_cache_mode>(0), (min(64, ((longest - (sid * 64)) - (block_1 * 128))) * 2), (min(64, ((longest - (sid * 64)) - (block_1 * 128))) * 2));
         }
         asc_sync_notify(PIPE_MTE3, PIPE_V, static_cast<event_t>((keys_version_counter_1 & 1)));
         keys_version_counter_1 = (keys_version_counter_1 + 1);

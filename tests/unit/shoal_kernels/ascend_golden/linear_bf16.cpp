@@ -2,7 +2,7 @@
 #include <tl_templates/ascend/common.h>
 #include <tl_templates/ascend/debug.h>
 #include <tl_templates/ascend/gemm.h>
-extern "C" __global__ __cube__ void bf16_linear_kernel_kernel(__gm__ bfloat16_t* W, __gm__ bfloat16_t* X, __gm__ float* Y, int32_t rows) {
+extern "C" __global__ __cube__ void main_kernel(__gm__ bfloat16_t* W, __gm__ bfloat16_t* X, __gm__ float* Y, int32_t rows) {
   asc_init();
   __cbuf__ uint8_t *buf_dyn_l1 = (__cbuf__ uint8_t *)0;
   __cc__ float *total = (__cc__ float *)0;

@@ -1,7 +1,7 @@
 // TileLang 0.1.15
 #include <tl_templates/ascend/common.h>
 #include <tl_templates/ascend/debug.h>
-__simt_vf__ __launch_bounds__(32) inline void mix_finish_kernel_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, float rms_eps, float eps) {
+__simt_vf__ __launch_bounds__(32) inline void main_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, float rms_eps, float eps) {
   float m[24];
   float c[16];
   float square = float(0x0p+0f/*0.000000e+00*/);
@@ -75,7 +75,7 @@ __simt_vf__ __launch_bounds__(32) inline void mix_finish_kernel_kernel_simt_vf_0
   }
 }
 
-extern "C" __global__ __vector__ void mix_finish_kernel_kernel(__gm__ float* P, __gm__ float* Q, __gm__ float* base, __gm__ float* comb, __gm__ float* post, __gm__ float* pre, __gm__ float* scale, float eps, float rms_eps, int32_t rows) {
+extern "C" __global__ __vector__ void main_kernel(__gm__ float* P, __gm__ float* Q, __gm__ float* base, __gm__ float* comb, __gm__ float* post, __gm__ float* pre, __gm__ float* scale, float eps, float rms_eps, int32_t rows) {
   asc_init();
   __ubuf__ uint8_t *buf_dyn_shmem = (__ubuf__ uint8_t *)0;
   asc_sync_notify(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
@@ -91,7 +91,7 @@ extern "C" __global__ __vector__ void mix_finish_kernel_kernel(__gm__ float* P, 
     asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>(0));
     asc_sync_wait(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
     asc_sync_wait(PIPE_MTE2, PIPE_V, static_cast<event_t>(0));
-    asc_vf_call<mix_finish_kernel_kernel_simt_vf_0>(cce::dim3(32), buf_dyn_shmem, rms_eps, eps);
+    asc_vf_call<main_kernel_simt_vf_0>(cce::dim3(32), buf_dyn_shmem, rms_eps, eps);
     asc_sync_notify(PIPE_V, PIPE_MTE3, static_cast<event_t>(0));
     asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
     asc_sync_wait(PIPE_V, PIPE_MTE3, static_cast<event_t>(0));

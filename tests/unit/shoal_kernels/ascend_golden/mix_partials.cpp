@@ -2,13 +2,13 @@
 #include <tl_templates/ascend/common.h>
 #include <tl_templates/ascend/debug.h>
 #include <tl_templates/ascend/gemm.h>
-__simt_vf__ __launch_bounds__(256) inline void mix_partials_kernel_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem) {
+__simt_vf__ __launch_bounds__(256) inline void main_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem) {
   if (((int32_t)threadIdx.x) < 32) {
     ((__ubuf__ float*)buf_dyn_shmem)[(((int32_t)threadIdx.x) + 4352)] = float(0x0p+0f/*0.000000e+00*/);
   }
 }
 
-__simt_vf__ __launch_bounds__(256) inline void mix_partials_kernel_kernel_simt_vf_1(__ubuf__ uint8_t* buf_dyn_shmem) {
+__simt_vf__ __launch_bounds__(256) inline void main_kernel_simt_vf_1(__ubuf__ uint8_t* buf_dyn_shmem) {
   float wide[32];
   float sums[8];
   #pragma unroll
@@ -43,7 +43,7 @@ __simt_vf__ __launch_bounds__(256) inline void mix_partials_kernel_kernel_simt_v
   }
 }
 
-extern "C" __global__ __mix__(1, 2) void mix_partials_kernel_kernel(__gm__ bfloat16_t* F, __gm__ float* P, __gm__ float* Q, __gm__ bfloat16_t* X, int32_t rows) {
+extern "C" __global__ __mix__(1, 2) void main_kernel(__gm__ bfloat16_t* F, __gm__ float* P, __gm__ float* Q, __gm__ bfloat16_t* X, int32_t rows) {
   asc_init();
   __cbuf__ uint8_t *buf_dyn_l1 = (__cbuf__ uint8_t *)0;
   __ubuf__ uint8_t *buf_dyn_shmem = (__ubuf__ uint8_t *)0;
@@ -85,7 +85,7 @@ extern "C" __global__ __mix__(1, 2) void mix_partials_kernel_kernel(__gm__ bfloa
     asc_sync_notify(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
     for (int32_t turn_1 = 0; turn_1 < ((((((rows + 63) >> 6) * 20) + 31) - ((int32_t)block_idx)) >> 5); ++turn_1) {
       asc_sync_wait(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
-      asc_vf_call<mix_partials_kernel_kernel_simt_vf_0>(cce::dim3(256), buf_dyn_shmem);
+      asc_vf_call<main_kernel_simt_vf_0>(cce::dim3(256), buf_dyn_shmem);
       for (int32_t step_1 = 0; step_1 < 4; ++step_1) {
         asc_sync_wait(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
         if (0 < ((rows - (sid * 32)) - ((((turn_1 * 8) + (((int32_t)block_idx) >> 2)) / 5) * 64))) {
@@ -93,7 +93,7 @@ extern "C" __global__ __mix__(1, 2) void mix_partials_kernel_kernel(__gm__ bfloa
         }
         asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>(0));
         asc_sync_wait(PIPE_MTE2, PIPE_V, static_cast<event_t>(0));
-        asc_vf_call<mix_partials_kernel_kernel_simt_vf_1>(cce::dim3(256), buf_dyn_shmem);
+        asc_vf_call<main_kernel_simt_vf_1>(cce::dim3(256), buf_dyn_shmem);
         asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>(0));
         if (step_1 == 3) {
           asc_sync_notify(PIPE_V, PIPE_MTE3, static_cast<event_t>(0));

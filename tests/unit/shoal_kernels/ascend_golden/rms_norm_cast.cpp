@@ -1,7 +1,7 @@
 // TileLang 0.1.15
 #include <tl_templates/ascend/common.h>
 #include <tl_templates/ascend/debug.h>
-__simt_vf__ __launch_bounds__(256) inline void rms_norm_cast_kernel_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn, float eps) {
+__simt_vf__ __launch_bounds__(256) inline void main_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn, float eps) {
   float values[5];
   float squares[5];
   float sums[5];
@@ -54,7 +54,7 @@ __simt_vf__ __launch_bounds__(256) inline void rms_norm_cast_kernel_kernel_simt_
   }
 }
 
-extern "C" __global__ __vector__ void rms_norm_cast_kernel_kernel(__gm__ fp8_e4_t* Q, __gm__ uint8_t* S, __gm__ float* W, __gm__ bfloat16_t* X, __gm__ bfloat16_t* Y, float eps, int32_t rows) {
+extern "C" __global__ __vector__ void main_kernel(__gm__ fp8_e4_t* Q, __gm__ uint8_t* S, __gm__ float* W, __gm__ bfloat16_t* X, __gm__ bfloat16_t* Y, float eps, int32_t rows) {
   asc_init();
   __ubuf__ uint8_t *buf_dyn_shmem = (__ubuf__ uint8_t *)0;
   asc_sync_notify(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
@@ -70,7 +70,7 @@ extern "C" __global__ __vector__ void rms_norm_cast_kernel_kernel(__gm__ fp8_e4_
     asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>((turn & 1)));
     asc_sync_wait(PIPE_MTE3, PIPE_V, static_cast<event_t>((turn & 1)));
     asc_sync_wait(PIPE_MTE2, PIPE_V, static_cast<event_t>((turn & 1)));
-    asc_vf_call<rms_norm_cast_kernel_kernel_simt_vf_0>(cce::dim3(256), buf_dyn_shmem, turn, eps);
+    asc_vf_call<main_kernel_simt_vf_0>(cce::dim3(256), buf_dyn_shmem, turn, eps);
     asc_sync_notify(PIPE_V, PIPE_MTE3, static_cast<event_t>((turn & 1)));
     asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>((turn & 1)));
     asc_sync_wait(PIPE_V, PIPE_MTE3, static_cast<event_t>((turn & 1)));

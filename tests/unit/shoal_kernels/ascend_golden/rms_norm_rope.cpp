@@ -1,7 +1,7 @@
 // TileLang 0.1.15
 #include <tl_templates/ascend/common.h>
 #include <tl_templates/ascend/debug.h>
-__simt_vf__ __launch_bounds__(128) inline void rms_norm_rope_kernel_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn, float eps) {
+__simt_vf__ __launch_bounds__(128) inline void main_kernel_simt_vf_0(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn, float eps) {
   float values[4];
   float squares[4];
   float total[1];
@@ -34,7 +34,7 @@ __simt_vf__ __launch_bounds__(128) inline void rms_norm_rope_kernel_kernel_simt_
   }
 }
 
-__simt_vf__ __launch_bounds__(128) inline void rms_norm_rope_kernel_kernel_simt_vf_1(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn) {
+__simt_vf__ __launch_bounds__(128) inline void main_kernel_simt_vf_1(__ubuf__ uint8_t* buf_dyn_shmem, int32_t turn) {
   #pragma unroll
   for (int32_t i = 0; i < 2; ++i) {
     bfloat16_t y_local_cast_2[2];
@@ -56,7 +56,7 @@ __simt_vf__ __launch_bounds__(128) inline void rms_norm_rope_kernel_kernel_simt_
   }
 }
 
-extern "C" __global__ __vector__ void rms_norm_rope_kernel_kernel(__gm__ float* CS, __gm__ int64_t* P, __gm__ float* W, __gm__ bfloat16_t* X, __gm__ bfloat16_t* Y, float eps, int32_t length, int32_t rows) {
+extern "C" __global__ __vector__ void main_kernel(__gm__ float* CS, __gm__ int64_t* P, __gm__ float* W, __gm__ bfloat16_t* X, __gm__ bfloat16_t* Y, float eps, int32_t length, int32_t rows) {
   asc_init();
   __ubuf__ uint8_t *buf_dyn_shmem = (__ubuf__ uint8_t *)0;
   asc_sync_notify(PIPE_MTE3, PIPE_V, static_cast<event_t>(0));
@@ -75,9 +75,9 @@ extern "C" __global__ __vector__ void rms_norm_rope_kernel_kernel(__gm__ float* 
     asc_copy_gm2ub_align((__ubuf__ uint8_t*)((&(((__ubuf__ bfloat16_t*)buf_dyn_shmem)[(((turn & 1) * 512) + 1024)]))), (__gm__ uint8_t*)((&(X[((((int64_t)turn) * (int64_t)32768) + (((int64_t)((int32_t)block_idx)) * (int64_t)512))]))), 1, 1024, 0, 0, 0, static_cast<asc_load_l2_cache_mode>(0), 1024, 1024);
     asc_sync_notify(PIPE_MTE2, PIPE_V, static_cast<event_t>((turn & 1)));
     asc_sync_wait(PIPE_MTE2, PIPE_V, static_cast<event_t>((turn & 1)));
-    asc_vf_call<rms_norm_rope_kernel_kernel_simt_vf_0>(cce::dim3(128), buf_dyn_shmem, turn, eps);
+    asc_vf_call<main_kernel_simt_vf_0>(cce::dim3(128), buf_dyn_shmem, turn, eps);
     asc_sync_wait(PIPE_MTE3, PIPE_V, static_cast<event_t>((turn & 1)));
-    asc_vf_call<rms_norm_rope_kernel_kernel_simt_vf_1>(cce::dim3(128), buf_dyn_shmem, turn);
+    asc_vf_call<main_kernel_simt_vf_1>(cce::dim3(128), buf_dyn_shmem, turn);
     asc_sync_notify(PIPE_V, PIPE_MTE3, static_cast<event_t>((turn & 1)));
     asc_sync_notify(PIPE_V, PIPE_MTE2, static_cast<event_t>((turn & 1)));
     asc_sync_wait(PIPE_V, PIPE_MTE3, static_cast<event_t>((turn & 1)));
