@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-STEP = 128
+STEP = 256
 """Segments start at multiples of this many K."""
 _TILE = 128
 _BLOCKS = 132
-_SHORTEST = 4
+_SHORTEST = 2
 _MOST = 8
 """Blocks of a cluster, which adds the partial sums of a tile."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal_kernels.ops.linear import sm100
 from shoal_kernels.ops.linear import triton as plain
-from shoal_kernels.ops.linear.cuda_source import SOURCE
+from shoal_kernels.ops.linear.cuda_source import SOURCE, WGMMA_SOURCE
 from shoal_kernels.ops.linear.segments import segment_depth
 from shoal_kernels.ops.linear.tiles import MOST_DEPTH, PITCH, TILE_COLUMNS, Plan, choose
 from shoal_kernels.precision import Precision
@@ -33,8 +33,6 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     from tilelang.layout import make_swizzled_layout
 
     R, STEP, STAGES = plan.rows, plan.step, plan.stages
-    # Blocks that share a multiprocessor have a producer of one warp; alone it is a warpgroup, which can give registers.
-    THREADS = 384 if plan.blocks == 1 else 288
     summed = plan.split == 1 and segmented
     part_rows = R if R <= 128 else R // 2
     pitch = MOST_DEPTH // 32
@@ -59,22 +57,25 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         )  # fmt: skip
 
     @T.macro
-    def multiply(operand, i, x_shared, sums):
-        """Start the product of step i."""
-        T.wgmma_gemm(operand, x_shared[i % STAGES, :, :], sums, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+    def multiply(operand, i, x_shared, w_shared, sums, full):
+        """Start the product of step i; the one before may still run."""
+        tx = T.get_thread_binding()
+        if quantised:
+            T.call_extern(
+                "handle", f"shoal_multiply<{R}, {STEP}>", T.access_ptr(operand, "r"),
+                T.access_ptr(x_shared[i % STAGES, 0, 0, 0], "r"), T.access_ptr(sums, "rw"),
+            )  # fmt: skip
+        else:
+            T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
+            T.call_extern(
+                "handle", f"shoal_multiply_shared<{R}>", T.access_ptr(w_shared[i % STAGES, tx // 128 * 64, 0], "r"),
+                T.access_ptr(x_shared[i % STAGES, 0, 0, 0], "r"), T.access_ptr(sums, "rw"),
+            )  # fmt: skip
 
     @T.macro
-    def multiply_shared(i, w_shared, x_shared, sums, full):
-        T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
-        T.wgmma_gemm(
-            w_shared[i % STAGES, :, :], x_shared[i % STAGES, :, :], sums, transpose_B=True,
-            policy=T.GemmWarpPolicy.FullRow,
-        )  # fmt: skip
-
-    @T.macro
-    def release(i, empty):
-        """Wait for the product of step i and give its stage back: one arrival per warp."""
-        T.wait_wgmma(0)
+    def release(i, running, empty):
+        """Wait for the product of step i, with `running` later ones, and give its stage back: one arrival per warp."""
+        T.wait_wgmma(running)
         if T.get_thread_binding() % 32 == 0:
             T.mbarrier_arrive(empty[i % STAGES])
 
@@ -92,10 +93,10 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             T.ceildiv(rows, R),
             T.ceildiv(width, TILE_COLUMNS),
             plan.split,
-            threads=THREADS,
+            threads=384,
             cluster_dims=(1, 1, plan.split),
         ) as (bx, by, bz):
-            x_shared = T.alloc_shared((STAGES, R, STEP), T.bfloat16)
+            x_shared = T.alloc_shared((STAGES, STEP // 64, R, 64), T.bfloat16)
             w_shared = T.alloc_shared((STAGES, TILE_COLUMNS, STEP), T.uint8 if quantised else T.bfloat16)
             factors = T.alloc_shared((4 * pitch if quantised else 4,), T.uint32)
             o_shared = T.alloc_shared((2, part_rows if plan.split == 1 and not wide else 16, 64), T.bfloat16)
@@ -104,41 +105,31 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             odd = T.alloc_fragment((TILE_COLUMNS, STEP), T.bfloat16)
             sums = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
             total = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
-            full = T.alloc_barrier([THREADS - 256] * STAGES)
+            full = T.alloc_barrier([128] * STAGES)
             empty = T.alloc_barrier([8] * STAGES)
             T.annotate_layout(
-                {o_shared: make_swizzled_layout(o_shared), sums: fragment[R], total: fragment[R]}
-                | (
-                    {w_shared: make_swizzled_layout(w_shared), even: fragment[STEP], odd: fragment[STEP]}
-                    if quantised
-                    else {}
-                )
+                {shared: make_swizzled_layout(shared) for shared in (o_shared, w_shared, x_shared)}
+                | {sums: fragment[R], total: fragment[R], even: fragment[STEP], odd: fragment[STEP]}
             )
-            if plan.blocks > 1:
-                T.annotate_min_blocks_per_sm(plan.blocks)
-            T.import_source(SOURCE)
+            T.import_source(SOURCE + WGMMA_SOURCE)
             tx = T.get_thread_binding()
             warpgroup = tx // 128
             steps = T.ceildiv(depth, 2 * STEP) * 2
             first = bz * segment_steps
             count = steps if plan.split == 1 else T.min(segment_steps, steps - first)
-            if quantised:
-                T.call_extern(
-                    "handle", "shoal_factors", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch, by * 4,
-                    scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, THREADS,
-                )  # fmt: skip
-                T.sync_threads()
             with T.ws(2):
-                if plan.blocks == 1:
-                    T.dec_max_nreg(24)
+                T.dec_max_nreg(24)
                 left = (by // tiles) * depth
                 for i in T.serial(count):
                     stage = i % STAGES
                     k = (first + i) * STEP
                     T.mbarrier_wait_parity(empty[stage], ((i // STAGES) & 1) ^ 1)
-                    T.tma_copy(
-                        x[bx * R : (bx + 1) * R, left + k : left + k + STEP], x_shared[stage, :, :], barrier=full[stage]
-                    )
+                    for panel in T.unroll(STEP // 64):
+                        T.tma_copy(
+                            x[bx * R : (bx + 1) * R, left + k + panel * 64 : left + k + panel * 64 + 64],
+                            x_shared[stage, panel, :, :],
+                            barrier=full[stage],
+                        )
                     T.tma_copy(
                         weight[by * TILE_COLUMNS : (by + 1) * TILE_COLUMNS, k : k + STEP],
                         w_shared[stage, :, :],
@@ -146,28 +137,40 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                     )
                     T.mbarrier_arrive(full[stage])
             with T.ws(0, 1):
-                if plan.blocks == 1:
-                    T.inc_max_nreg(240)
+                T.inc_max_nreg(240)
+                if quantised:
+                    T.call_extern(
+                        "handle", "shoal_factors", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch, by * 4,
+                        scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, 256,
+                    )  # fmt: skip
+                    T.sync_threads(1, 256)
                 if summed:
                     T.clear(total)
                 if quantised:
                     fetch(even, 0, w_shared, factors, full)
                 for s in T.serial(segment_count if summed else 1):
+                    start = s * segment_steps
+                    pairs = (T.min(segment_steps, steps - start) if summed else count) // 2
                     T.clear(sums)
-                    for pair in T.serial((T.min(segment_steps, steps - s * segment_steps) if summed else count) // 2):
-                        i = s * segment_steps + pair * 2
+                    multiply(even, start, x_shared, w_shared, sums, full)
+                    for pair in T.serial(pairs - 1):
+                        i = start + pair * 2
                         if quantised:
-                            multiply(even, i, x_shared, sums)
                             fetch(odd, i + 1, w_shared, factors, full)
-                            release(i, empty)
-                            multiply(odd, i + 1, x_shared, sums)
-                            if i + 2 < count:
-                                fetch(even, i + 2, w_shared, factors, full)
-                            release(i + 1, empty)
-                        else:
-                            for half in T.unroll(2):
-                                multiply_shared(i + half, w_shared, x_shared, sums, full)
-                                release(i + half, empty)
+                        multiply(odd, i + 1, x_shared, w_shared, sums, full)
+                        release(i, 1, empty)
+                        if quantised:
+                            fetch(even, i + 2, w_shared, factors, full)
+                        multiply(even, i + 2, x_shared, w_shared, sums, full)
+                        release(i + 1, 1, empty)
+                    last = start + pairs * 2 - 1
+                    if quantised:
+                        fetch(odd, last, w_shared, factors, full)
+                    multiply(odd, last, x_shared, w_shared, sums, full)
+                    release(last - 1, 1, empty)
+                    if quantised and last + 1 < count:
+                        fetch(even, last + 1, w_shared, factors, full)
+                    release(last, 0, empty)
                     if summed:
                         for n, r in T.Parallel(TILE_COLUMNS, R):
                             total[n, r] += sums[n, r]
@@ -202,7 +205,7 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                 T.cluster_sync()
                 T.call_extern(
                     "handle", f"shoal_add_segments<{R}, {PITCH}, {plan.split}>", T.access_ptr(partial, "r"),
-                    T.access_ptr(out, "w"), bx * R, rows, by * TILE_COLUMNS, width, bz, THREADS,
+                    T.access_ptr(out, "w"), bx * R, rows, by * TILE_COLUMNS, width, bz, 384,
                 )  # fmt: skip
                 T.cluster_sync()
 
@@ -229,7 +232,7 @@ def compiled(plan: Plan, quantised: bool, wide: bool, segmented: bool, arch: str
 
 def serves(width: int, groups: int, depth: int) -> bool:
     """Whether the copy engine takes these sizes and groups do not share a tile; else the Triton kernel is used."""
-    separate = groups == 1 or (width // groups % TILE_COLUMNS == 0 and depth % 128 == 0)
+    separate = groups == 1 or (width // groups % TILE_COLUMNS == 0 and depth % 256 == 0)
     return separate and depth % 64 == 0 and depth <= MOST_DEPTH and width % 8 == 0
 
 
