@@ -37,8 +37,9 @@ __device__ __forceinline__ void shoal_dequantise(const unsigned char* tile, cons
 
 // The scales of 4 block rows from `row` on and `count` block columns from `first` on, as factors of shoal_decode_pair.
 __device__ __forceinline__ void shoal_factors(const unsigned char* scale, unsigned* factors, int pitch, int row,
-                                              int rows, int first, int count, int columns, int threads) {
-  for (int index = threadIdx.x; index < 4 * count; index += threads) {
+                                              int rows, int first, int count, int columns, int thread,
+                                              int threads) {
+  for (int index = thread; index < 4 * count; index += threads) {
     const int block_row = min(row + index / count, rows - 1), column = min(first + index % count, columns - 1);
     const unsigned exponent = unsigned(scale[block_row * columns + column]) + 120u;
     factors[index / count * pitch + index % count] = exponent * 0x00010001u << 7;
