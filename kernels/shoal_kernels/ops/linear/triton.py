@@ -180,7 +180,8 @@ def linear(x: Tensor, weight: LinearWeight, cast: bool, round_out: bool, precisi
     _linear[(*grid, 1 if merged else segments)](
         x, weight.data, scale, target, x.stride(0), rows, columns, depth, scale.shape[1], triton.cdiv(depth, UNIT),
         segments, QUANTISED=weight.scale is not None, MERGED=merged, ROUND=round_out and merged,
-        ROWS=tile_rows, COLUMNS=tile_columns, STEP=64, num_warps=8 if tile_rows == 128 else 4, num_stages=3 if tile_rows == 128 else 4,
+        ROWS=tile_rows, COLUMNS=tile_columns, STEP=64, num_warps=8 if tile_rows == 128 else 4,
+        num_stages=3 if tile_rows == 128 else 4,
     )  # fmt: skip
     if not merged:
         size = rows * width
