@@ -71,6 +71,10 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
 __device__ __forceinline__ float rounded(float x) { return __uint_as_float((pack_bf16(x, x) & 0xFFFFu) << 16); }
 __device__ __forceinline__ u32 turned(u32 x, int bits) { return __funnelshift_r(x, x, bits); }
 
+// Work of this grid that does not need the results of the one before may be done ahead of grid_wait.
+__device__ __forceinline__ void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_grid_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // Byte PLANE of 8 exponent fields as a pair of equal bfloat16 powers of two.
 template <int PLANE>
 __device__ __forceinline__ u32 multiplier(uint2 fields) {
@@ -174,6 +178,7 @@ __device__ __forceinline__ void produce_words(Ring ring, const char* words, cons
 }
 
 __device__ __forceinline__ void produce_rows(Ring ring, const char* x, int slot, int groups) {
+  if (!GATE_UP) grid_wait();
 #pragma unroll 1
   for (int unit = 0; unit < BLOCKS * 4; unit++) {
     const u32 full = ring.acquire();

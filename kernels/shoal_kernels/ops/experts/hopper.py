@@ -26,7 +26,7 @@ def source(*, columns: int, rows: int, blocks: int, gate_up: bool, experts: int,
     defines = "\n".join(f"#define {name} {value}" for name, value in sizes.items())
     # The names end here: TileLang puts its own headers behind this text.
     ends = "\n".join(f"#undef {name}" for name in sizes)
-    return "\n".join((defines, _wgmma(columns), *(_FOLDER.joinpath(name).read_text() for name in _FILES), ends))
+    return "\n".join((defines, _wgmma(columns), *(_FOLDER.joinpath(name).read_text() for name in _FILES), ends, ""))
 
 
 _FILES = ("hopper.cuh", "hopper_epilogue.cuh")
@@ -100,5 +100,7 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool, experts: in
                     groups,
                     T.access_ptr(memory_bytes, "rw"),
                 )
+                # This is what makes TileLang launch the grid before the one ahead has ended; the body waits itself.
+                T.pdl_sync()
 
         return tilelang.compile(hopper_experts, out_idx=None, target=target)

@@ -99,6 +99,10 @@ __device__ __forceinline__ void expert_product(const void* x, const void* words,
                                                int groups, unsigned char* memory) {
   char* smem = (char*)memory;
   const u32 base = address_of(smem), bars = base + BARRIERS;
+  // The rows' places are known once the gate and up grid runs: it waits for them before it lets the down grid start,
+  // which therefore waits in front of its rows only.
+  if (GATE_UP) grid_wait();
+  let_next_grid_start();
   const Tile tile = find_tile(starts, blockIdx.y);
   if (tile.expert < 0) return;
   const bool is_shared = SHARED && tile.expert == EXPERTS;

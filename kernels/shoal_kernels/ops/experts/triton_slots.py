@@ -18,6 +18,7 @@ from shoal_kernels.triton_lib import EXACT_OPTIONS, cast_q8, round_bf16
 
 SLACK = 128
 """Slots behind the last one that a tile of rows may read."""
+_FOUND_ALONE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +69,34 @@ def _assign(
 
 @triton.jit
 def _spread(
-    x, pair_slot, slot_pair, slot_weight, out, dim, groups, pairs, shared_start, TOP_K: tl.constexpr,
-    SHARED: tl.constexpr, CHUNKS: tl.constexpr,
+    x, ids, weights, starts, pair_slot, slot_pair, slot_weight, out, dim, groups, pairs, rows, num_experts,
+    shared_start, TOP_K: tl.constexpr, SHARED: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """With BLOCK every program finds its slots itself, from all `pairs` ids; else `_assign` has found them."""
     row, part = tl.program_id(0), tl.program_id(1)
+    if BLOCK:
+        pair = tl.arange(0, BLOCK)
+        everyone = tl.load(ids + pair, mask=pair < pairs, other=num_experts)
+        for expert in range(row * tl.num_programs(1) + part, num_experts + 2, tl.num_programs(0) * tl.num_programs(1)):
+            below = tl.sum(((everyone < expert) & (pair < pairs)).to(tl.int32), 0)
+            tl.store(starts + expert, tl.where(expert > num_experts, pairs + rows, below))
     chunk = part * CHUNKS + tl.arange(0, CHUNKS)
     inside = (chunk * 8 < dim)[:, None]
     values = tl.load(x + row.to(tl.int64) * dim + chunk[:, None] * 8 + tl.arange(0, 8)[None, :], mask=inside, other=0.0)
     cast = tl.reshape(cast_q8(tl.reshape(values.to(tl.float32), (CHUNKS // 4, 32)), 1), (CHUNKS, 8))
     cast = round_bf16(cast)
     for place in tl.static_range(TOP_K + SHARED):
-        slot = tl.load(pair_slot + row * TOP_K + place) if place < TOP_K else shared_start + row
+        if place == TOP_K:
+            slot = shared_start + row
+        elif BLOCK:
+            mine = row * TOP_K + place
+            expert = tl.load(ids + mine)
+            slot = _first_slot(tl.sum((everyone < expert).to(tl.int32), 0), expert)
+            slot += tl.sum(((everyone == expert) & (pair < mine)).to(tl.int32), 0)
+            tl.store(slot_pair + slot, mine, mask=part == 0)
+            tl.store(slot_weight + slot, tl.load(weights + mine), mask=part == 0)
+        else:
+            slot = tl.load(pair_slot + row * TOP_K + place)
         turned = chunk // 8 * 8 + ((chunk % 8) ^ (slot % 8))
         block = (chunk // 8).to(tl.int64) * groups + slot // 8
         target = block * 512 + slot % 8 * 64 + turned % 8 * 8
@@ -97,13 +115,17 @@ def spread_rows(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int, *, sh
     starts = torch.empty(num_experts + 2, dtype=torch.int32, device=x.device)
     slot_weight = torch.empty(slots, dtype=torch.float32, device=x.device)
     out = torch.empty(dim * slots, dtype=torch.bfloat16, device=x.device)
-    block = min(4096, max(128, triton.next_power_of_2(pairs)))
-    _assign[(num_experts,)](
-        ids, weights, starts, pair_slot, slot_pair, slot_weight, pairs, rows, num_experts, BLOCK=block, num_warps=8
-    )
+    block = triton.next_power_of_2(pairs)
+    alone = block <= _FOUND_ALONE
+    if not alone:
+        _assign[(num_experts,)](
+            ids, weights, starts, pair_slot, slot_pair, slot_weight, pairs, rows, num_experts,
+            BLOCK=min(4096, block), num_warps=8,
+        )  # fmt: skip
     chunks = min(128, triton.next_power_of_2(dim // 8))
     _spread[(rows, triton.cdiv(dim // 8, chunks))](
-        x, pair_slot, slot_pair, slot_weight, out, dim, slots // 8, pairs, shared_start, TOP_K=top_k, SHARED=shared,
-        CHUNKS=chunks, num_warps=4, **EXACT_OPTIONS,
+        x, ids, weights, starts, pair_slot, slot_pair, slot_weight, out, dim, slots // 8, pairs, rows, num_experts,
+        shared_start, TOP_K=top_k, SHARED=shared, CHUNKS=chunks, BLOCK=block if alone else 0, num_warps=4,
+        **EXACT_OPTIONS,
     )  # fmt: skip
     return Slots(starts, slot_pair, slot_weight, out, slots // 8)
