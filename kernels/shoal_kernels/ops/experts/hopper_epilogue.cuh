@@ -99,6 +99,20 @@ __device__ __forceinline__ void expert_product(const void* x, const void* words,
                                                int groups, unsigned char* memory) {
   char* smem = (char*)memory;
   const u32 base = address_of(smem), bars = base + BARRIERS;
+  const Ring word_ring(bars, base + W_RING, W_UNITS, UNIT_BYTES);
+  const Ring row_ring(bars + 16 * W_UNITS, base + X_RING, X_UNITS, X_BYTES);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < W_UNITS; i++) {
+      barrier_init(word_ring.full + 8 * i, 1);
+      barrier_init(word_ring.empty + 8 * i, GROUPS * 4);
+    }
+    for (int i = 0; i < X_UNITS; i++) {
+      barrier_init(row_ring.full + 8 * i, 1);
+      barrier_init(row_ring.empty + 8 * i, GROUPS * 4);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
   // The rows' places are known once the gate and up grid runs: it waits for them before it lets the down grid start,
   // which therefore waits in front of its rows only.
   if (GATE_UP) grid_wait();
@@ -106,19 +120,6 @@ __device__ __forceinline__ void expert_product(const void* x, const void* words,
   const Tile tile = find_tile(starts, blockIdx.y);
   if (tile.expert < 0) return;
   const bool is_shared = SHARED && tile.expert == EXPERTS;
-  const Ring word_ring(bars, base + W_RING, W_UNITS, UNIT_BYTES);
-  const Ring row_ring(bars + 16 * W_UNITS, base + X_RING, X_UNITS, X_BYTES);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < W_UNITS; i++) barrier_init(word_ring.full + 8 * i, 1), barrier_init(word_ring.empty + 8 * i, GROUPS * 4);
-    for (int i = 0; i < X_UNITS; i++) barrier_init(row_ring.full + 8 * i, 1), barrier_init(row_ring.empty + 8 * i, GROUPS * 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  for (int i = threadIdx.x; i < BN; i += CONSUMERS + 128) {
-    const bool inside = i < tile.columns;
-    ((float*)(smem + COLUMN))[i] = inside ? slot_weight[tile.slot + i] : 0.0f;
-    ((int*)(smem + COLUMN + BN * 4))[i] = inside ? slot_pair[tile.slot + i] : 0;
-  }
-  __syncthreads();
   if (threadIdx.x >= CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == CONSUMERS) {
@@ -132,6 +133,12 @@ __device__ __forceinline__ void expert_product(const void* x, const void* words,
   } else {
     if constexpr (GROUPS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     else asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    if (threadIdx.x < BN) {
+      const bool inside = threadIdx.x < tile.columns;
+      ((float*)(smem + COLUMN))[threadIdx.x] = inside ? slot_weight[tile.slot + threadIdx.x] : 0.0f;
+      ((int*)(smem + COLUMN + BN * 4))[threadIdx.x] = inside ? slot_pair[tile.slot + threadIdx.x] : 0;
+    }
+    named_barrier(1, CONSUMERS);
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, place = warp / 4 * TILES;
     Consumer c{word_ring, row_ring};
     c.lane = lane, c.warp = warp;
