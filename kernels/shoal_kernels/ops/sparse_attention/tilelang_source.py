@@ -200,31 +200,42 @@ __device__ __forceinline__ void shoal_store(
   }
 }
 
-// Queries [64, 512] of a row into two tiles, by 128 threads.
-__device__ __forceinline__ void shoal_load_query(const void* query, void* left, void* right) {
+// 256 dims of the queries [64, 512] of a row, from quarter `part` on, into a tile.
+__device__ __forceinline__ void shoal_load_query(const void* query, void* tile, int part) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  const uint4* source = reinterpret_cast<const uint4*>(query);
+  const uint4* source = reinterpret_cast<const uint4*>(query) + part * 16;
 #pragma unroll 1
-  for (int part = 0; part < 4; ++part) {
-    uint4 v[8];
+  for (int start = 0; start < 64; start += 16) {
+    uint4 v[4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = __ldg(source + ((part * 4 + warp) * 4 + (i >> 1)) * 64 + (i & 1) * 32 + lane);
+    for (int i = 0; i < 4; ++i) v[i] = __ldg(source + (start + warp * 4 + i) * 64 + lane);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 4; ++i) {
       uint4 d;
       d.x = __byte_perm(v[i].x, v[i].z, 0x5410);
       d.y = __byte_perm(v[i].x, v[i].z, 0x7632);
       d.z = __byte_perm(v[i].y, v[i].w, 0x5410);
       d.w = __byte_perm(v[i].y, v[i].w, 0x7632);
-      shoal::put(i & 1 ? right : left, (part * 4 + warp) * 4 + (i >> 1), lane, d);
+      shoal::put(tile, start + warp * 4 + i, lane, d);
     }
   }
+}
+
+// Asks for a row's queries and lists in the L2 cache, by 128 threads.
+__device__ __forceinline__ void shoal_prefetch(
+    const void* query, const int* window_index, const int* topk, int near_width, int far_width) {
+  int thread = threadIdx.x & 127;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(query) + (i * 128 + thread) * 128));
+  if (thread * 32 < near_width) asm volatile("prefetch.global.L2 [%0];" ::"l"(window_index + thread * 32));
+  if (thread * 32 < far_width) asm volatile("prefetch.global.L2 [%0];" ::"l"(topk + thread * 32));
 }
 """
 
 FINISH = r"""
-// Accumulators [64, 32 * GROUPS] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the dims.
-template <int GROUPS, bool CAST, int FREQUENCIES>
+// Accumulators [64, 128] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 128 dims.
+template <bool CAST, int FREQUENCIES>
 __device__ __forceinline__ void shoal_finish_as(
     const float* acc, const float* total, const float* angles, __nv_bfloat16* out, int first) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quad = lane & 3;
@@ -233,7 +244,7 @@ __device__ __forceinline__ void shoal_finish_as(
     int head = warp * 16 + (lane >> 2) + half * 8;
     float inverse = 1024.0f / total[head];  // keys were held times 2^-10
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
+    for (int group = 0; group < 4; ++group) {
       unsigned r[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
