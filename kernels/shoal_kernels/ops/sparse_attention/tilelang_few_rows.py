@@ -12,7 +12,7 @@ from shoal_kernels.ops.sparse_attention.tilelang_parts import (
     DIM,
     HEADS,
     TILE,
-    compile_for_hopper,
+    compile_for,
     finish_source,
     finishing,
     gathering,
@@ -27,13 +27,13 @@ _HALF, _PART = DIM // 2, DIM // QUARTERS
 @functools.cache
 def scores_kernel(sms: int, has_entries: bool, arch: str = "sm_90a"):
     """Compiled `scores` for the static sizes."""
-    return compile_for_hopper(lambda: build_scores(sms, has_entries), arch)
+    return compile_for(lambda: build_scores(sms, has_entries), arch)
 
 
 @functools.cache
 def combine_kernel(frequencies: int, has_entries: bool, cast_out: bool, arch: str = "sm_90a"):
     """Compiled `combine` for the static sizes."""
-    return compile_for_hopper(lambda: build_combine(frequencies, has_entries, cast_out), arch)
+    return compile_for(lambda: build_combine(frequencies, has_entries, cast_out), arch)
 
 
 def build_scores(sms: int, has_entries: bool):

@@ -12,7 +12,7 @@ from shoal_kernels.ops.sparse_attention.tilelang_parts import (
     DIM,
     HEADS,
     TILE,
-    compile_for_hopper,
+    compile_for,
     finish_source,
     finishing,
     gathering,
@@ -26,7 +26,7 @@ _HALF, _PART = DIM // 2, DIM // 4
 @functools.cache
 def kernel(sms: int, frequencies: int, has_entries: bool, cast_out: bool, arch: str = "sm_90a"):
     """Compiled for the static sizes; call it with the tensors of `build`."""
-    return compile_for_hopper(lambda: build(sms, frequencies, has_entries, cast_out), arch)
+    return compile_for(lambda: build(sms, frequencies, has_entries, cast_out), arch)
 
 
 def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):

@@ -5,7 +5,7 @@ LOG2E = 1.4426950408889634
 HEADS, DIM, TILE = 64, 512, 64
 
 
-def compile_for_hopper(build_program, arch: str):
+def compile_for(build_program, arch: str):
     """The program that `build_program` makes, compiled."""
     import tilelang
     from tvm.target import Target
