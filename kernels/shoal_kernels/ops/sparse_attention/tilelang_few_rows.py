@@ -176,6 +176,7 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
     ):
         with T.Kernel(QUARTERS, rows, threads=256) as (part_index, row):
             T.import_source(source)
+            T.annotate_min_blocks_per_sm(2)
             keys = T.alloc_shared([STAGES, TILE, _PART], bf16)
             p_shared = T.alloc_shared([2, HEADS, TILE], bf16)
             total_shared = T.alloc_shared([HEADS], f32)
@@ -198,6 +199,7 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
             geometry = per_block, units, offset, stride
 
             if thread < 128:
+                T.set_max_nreg(168, 1)
                 tiles = T.alloc_var(i32, init=0)
                 T.copy(raw_scores[row, 0, :, :], ahead)
                 begin(sink, peak, total)
@@ -225,6 +227,7 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
                 totals = T.access_ptr(total_shared[0], "r", HEADS)
                 finish(acc.data, totals, cos_sin, positions, out, row, part_index * _PART)
             else:
+                T.set_max_nreg(80, 0)
                 near = T.alloc_var(i32, init=0)
                 far = T.alloc_var(i32, init=0)
                 raw = T.alloc_local([8], "uint32")
