@@ -76,7 +76,7 @@ def _tables(exponent, top):
 
 @gluon.jit
 def _stage_query(query, weights, shared, scales, start, stop, L: gl.constexpr):
-    """Six rows into shared e4m3 [256, 128] (row and head, permuted dimension); scales float32 [256] of rows and heads."""
+    """Six rows into shared e4m3 [256, 128] (row and head, permuted dimension); weights and scales float32 [256]."""
     for first in gl.static_range(3):
         n = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
         k = gl.arange(0, 128, layout=gl.SliceLayout(0, L))
