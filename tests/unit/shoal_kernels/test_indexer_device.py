@@ -70,13 +70,13 @@ def test_choices_are_exact_on_the_scores(backend: str, coarse_values: bool, k: i
 
 @pytest.mark.parametrize("backend", backends(tilelang=True))
 def test_rows_do_not_depend_on_their_batch(backend: str) -> None:
-    rows = index_rows([0] * 8 + [1] * 3, [310, 3, 64, 0, 200, 201, 202, 203, 5, 6, 7], **_NANO, seed=3)
+    rows = index_rows([0] * 7 + [1], [150, 3, 64, 0, 100, 101, 102, 5], **_NANO, seed=3)
 
     def operation(chosen: Tensor) -> tuple[Tensor, ...]:
         part = IndexRows(*rows.rows(chosen))
         return (indexer.scores(*part.all, precision=SERVED_BF16, backend=backend), *_choices(part, 20, 6, 8, backend))
 
-    assert_rows_independent(operation, 11, sizes=(1, 6))
+    assert_rows_independent(operation, 8, sizes=(3,))
 
 
 @pytest.mark.parametrize("backend", backends(tilelang=True))
