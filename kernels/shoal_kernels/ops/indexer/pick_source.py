@@ -1,29 +1,36 @@
 # mypy: ignore-errors
 """CUDA function that the TileLang kernel calls: the k best of one list of scores, for one block of 512 threads.
 
-A list is read in octets of 8 scores (16 bytes). Keys are counted by their high 11 bits, then those of the bin that
-holds the k-th largest by their low 5: integer counts in shared memory, so their order does not matter. Places of the
-output come from prefix sums in the order of the list.
+A list is read in octets of 8 scores (16 bytes) and kept in registers as bfloat16 pairs: what may not be chosen is NaN,
+which no comparison counts, and a score that is NaN is -inf. The k-th largest score is found bit by bit, by counting how
+many are at least a trial: integers, so their order does not matter. Places of the output come from prefix sums in the
+order of the list.
 """
 
 PICK = r"""
+#include <cuda_bf16.h>
 #include <stdint.h>
 
 namespace shoal {
 
-constexpr int kThreads = 512, kWarps = 16, kBins = 2048;
+constexpr int kThreads = 512, kWarps = 16;
+constexpr uint32_t kAll = 0xFFFFFFFFu, kNone = 0xFFFFFFFFu, kLowest = 0xFF80FF80u;
 
-// Key of a bfloat16 score: orders as an unsigned integer; NaN as -inf, -0 as +0; never 0.
-__device__ __forceinline__ uint32_t sort_key(uint32_t bits) {
-  if ((bits & 0x7FFFu) > 0x7F80u) bits = 0xFF80u;
-  if (bits == 0x8000u) bits = 0u;
-  return bits ^ ((bits & 0x8000u) ? 0xFFFFu : 0x8000u);
+__device__ __forceinline__ __nv_bfloat162 pair_of(uint32_t bits) { return *reinterpret_cast<__nv_bfloat162*>(&bits); }
+__device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 pair) { return *reinterpret_cast<uint32_t*>(&pair); }
+
+// A pair without NaN: those become -inf.
+__device__ __forceinline__ uint32_t clean(uint32_t bits) { return bits_of(__hmax2(pair_of(bits), pair_of(kLowest))); }
+
+// The score, twice, that has this place in the order of bfloat16 values.
+__device__ __forceinline__ uint32_t score_at(uint32_t key) {
+  return ((key & 0x8000u) ? key & 0x7FFFu : key ^ 0xFFFFu) * 0x00010001u;
 }
 
 __device__ __forceinline__ int scan_warp(int value, int lane) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    int other = __shfl_up_sync(0xFFFFFFFFu, value, step);
+    int other = __shfl_up_sync(kAll, value, step);
     if (lane >= step) value += other;
   }
   return value;
@@ -33,61 +40,78 @@ __device__ __forceinline__ int scan_warp(int value, int lane) {
 // SOURCE 0: coarse blocks, 1: candidate blocks, 2: entries of listed blocks.
 template <int SOURCE, int OCTETS>
 struct Part {
-  uint32_t keys[OCTETS * 4];  // two each
-  int32_t first[OCTETS];      // id of the first of 8, or -1
+  uint32_t pairs[OCTETS * 4];
+  int32_t first[OCTETS];  // id of the first of 8
 
   __device__ __forceinline__ void load(
-      const int16_t* scores, const int16_t* entries, const int32_t* blocks, int octets, int count, int visible,
+      const uint16_t* scores, const uint16_t* entries, const int32_t* blocks, int octets, int count, int visible,
       int part) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    uint4 raw[OCTETS];
-#pragma unroll
-    for (int j = 0; j < OCTETS; ++j) {
-      int octet = part * (kThreads * OCTETS) + (warp * OCTETS + j) * 32 + lane;
-      first[j] = -1;
-      if (octet < octets) first[j] = SOURCE == 2 ? blocks[octet] * 8 : octet * 8;
-    }
     int end = SOURCE == 2 ? visible : count;
 #pragma unroll
     for (int j = 0; j < OCTETS; ++j) {
-      raw[j] = make_uint4(0, 0, 0, 0);
-      if (first[j] >= end) first[j] = -1;
-      if (first[j] >= 0) raw[j] = *reinterpret_cast<const uint4*>(scores + first[j]);
+      int octet = part * (kThreads * OCTETS) + (warp * OCTETS + j) * 32 + lane;
+      first[j] = octet < octets ? (SOURCE == 2 ? blocks[octet] : octet) * 8 : -8;
+    }
+    uint4 raw[OCTETS];
+#pragma unroll
+    for (int j = 0; j < OCTETS; ++j) {
+      bool exists = first[j] >= 0 && first[j] < end;
+      raw[j] = make_uint4(kNone, kNone, kNone, kNone);
+      if (exists) raw[j] = *reinterpret_cast<const uint4*>(scores + first[j]);
     }
 #pragma unroll
     for (int j = 0; j < OCTETS; ++j) {
+      bool exists = first[j] >= 0 && first[j] < end;
       uint32_t words[4] = {raw[j].x, raw[j].y, raw[j].z, raw[j].w};
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        int id = first[j] + e;
-        uint32_t key = sort_key((words[e >> 1] >> (16 * (e & 1))) & 0xFFFFu);
-        if (SOURCE == 1) key = min(key, 0xFF7Fu);
-        if (SOURCE < 2 && id == count - 1 && first[j] >= 0) {
-          key = 0xFFFFu;
-          if (SOURCE == 0) {
-            // What the block holds besides its visible entries must not count.
-            key = 0u;
-            for (int at = id * 8; at < visible; ++at)
-              key = max(key, sort_key(static_cast<uint32_t>(static_cast<uint16_t>(entries[at]))));
-          }
+      for (int i = 0; i < 4; ++i) {
+        uint32_t word = clean(words[i]);
+        if (SOURCE == 1) word = bits_of(__hmin2(pair_of(word), pair_of(0x7F7F7F7Fu)));
+        pairs[j * 4 + i] = exists ? word : kNone;
+      }
+      if (exists && first[j] + 8 >= end) {
+        uint32_t last = 0x7F80u;
+        if (SOURCE == 0) {
+          // What the last block holds besides its visible entries must not count.
+          __nv_bfloat162 most = pair_of(kLowest);
+          for (int at = (count - 1) * 8; at < visible; ++at) most = __hmax2(most, pair_of(entries[at] * 0x00010001u));
+          last = bits_of(most) & 0xFFFFu;
         }
-        if (first[j] < 0 || id >= end) key = 0u;
-        if (e & 1) keys[j * 4 + (e >> 1)] |= key << 16;
-        else keys[j * 4 + (e >> 1)] = key;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          uint32_t mask = 0xFFFFu << (16 * (e & 1));
+          uint32_t& word = pairs[j * 4 + (e >> 1)];
+          if (SOURCE < 2 && first[j] + e == end - 1) word = (word & ~mask) | ((last * 0x00010001u) & mask);
+          if (first[j] + e >= end) word |= mask;
+        }
       }
     }
   }
 
-  __device__ __forceinline__ uint32_t key(int j, int e) const {
-    return (keys[j * 4 + (e >> 1)] >> (16 * (e & 1))) & 0xFFFFu;
+  // How many are at least (or above) a score that is given twice.
+  template <bool ABOVE>
+  __device__ __forceinline__ int count(uint32_t score) const {
+    __nv_bfloat162 sum = pair_of(0u), limit = pair_of(score);
+#pragma unroll
+    for (int i = 0; i < OCTETS * 4; ++i)
+      sum = __hadd2(sum, ABOVE ? __hgt2(pair_of(pairs[i]), limit) : __hge2(pair_of(pairs[i]), limit));
+    return static_cast<int>(__low2float(sum) + __high2float(sum));
   }
 };
 
+// The sum over the block; `sums` alternates between two places, so one barrier is enough.
+__device__ __forceinline__ int sum_block(int value, int32_t* sums, int warp, int lane) {
+  value = __reduce_add_sync(kAll, value);
+  if (lane == 0) sums[warp] = value;
+  __syncthreads();
+  return __reduce_add_sync(kAll, lane < kWarps ? sums[lane] : 0);
+}
+
 template <int SOURCE, int OCTETS>
 __device__ __forceinline__ void pick(
-    const int16_t* scores, const int16_t* entries, const int32_t* blocks, int64_t n_vis, int bound, int listed, int k,
-    int32_t* out, int32_t* shared) {
-  int32_t *bins = shared, *fine = bins + kBins, *sums = fine + 32, *found = sums + kWarps;
+    const uint16_t* scores, const uint16_t* entries, const int32_t* blocks, int64_t n_vis, int bound, int listed, int k,
+    int32_t* out, int32_t* sums) {
   int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   int visible = static_cast<int>(n_vis < bound ? n_vis : bound);
   int count = (visible + 7) >> 3;
@@ -97,101 +121,75 @@ __device__ __forceinline__ void pick(
   bool whole = parts <= 1;
   Part<SOURCE, OCTETS> part;
   part.load(scores, entries, blocks, octets, count, visible, 0);
-#pragma unroll
-  for (int i = 0; i < kBins / kThreads; ++i) bins[i * kThreads + thread] = 0;
-  if (thread < 32) fine[thread] = 0;
-  if (thread < 4) found[thread] = thread == 0 ? -1 : 0;
-  __syncthreads();
-  for (int p = 0; p < parts; ++p) {
-    if (!whole) part.load(scores, entries, blocks, octets, count, visible, p);
-#pragma unroll
-    for (int j = 0; j < OCTETS; ++j)
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        uint32_t key = part.key(j, e);
-        if (key) atomicAdd(&bins[key >> 5], 1);
+  uint32_t key = 0;
+  int turn = 0;
+#pragma unroll 1
+  for (uint32_t bit = 0x8000u; bit; bit >>= 1) {
+    uint32_t trial = score_at(key | bit);
+    int reached = part.template count<false>(trial);
+    if (!whole)
+      for (int p = 1; p < parts; ++p) {
+        part.load(scores, entries, blocks, octets, count, visible, p);
+        reached += part.template count<false>(trial);
       }
+    if (!whole) part.load(scores, entries, blocks, octets, count, visible, 0);
+    reached = sum_block(reached, sums + kWarps * (turn ^= 1), warp, lane);
+    if (reached >= k) key |= bit;
+    if (reached == k) break;
   }
-  __syncthreads();
-  // Counts from the highest bin down: thread t has bins 2047 - 4 t and the three below.
-  int4 four = reinterpret_cast<int4*>(bins)[kThreads - 1 - thread];
-  int own = four.x + four.y + four.z + four.w;
-  int before = scan_warp(own, lane);
-  if (lane == 31) sums[warp] = before;
-  __syncthreads();
-  before -= own;
-  for (int w = 0; w < warp; ++w) before += sums[w];
-  int counts[4] = {four.w, four.z, four.y, four.x};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (before < k && before + counts[i] >= k) found[0] = kBins - 1 - 4 * thread - i, found[1] = before;
-    before += counts[i];
-  }
-  __syncthreads();
-  int bin = found[0], above = found[1];
-  uint32_t threshold = 0;
-  int needed = 0;
-  if (bin >= 0) {
-    for (int p = 0; p < parts; ++p) {
-      if (!whole) part.load(scores, entries, blocks, octets, count, visible, p);
-#pragma unroll
-      for (int j = 0; j < OCTETS; ++j)
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          uint32_t key = part.key(j, e);
-          if (key && static_cast<int>(key >> 5) == bin) atomicAdd(&fine[key & 31], 1);
-        }
+  // No score has a key below that of -inf: there the trials count nothing, and all are needed or -inf is the k-th.
+  uint32_t threshold = key < 0x007Fu ? kLowest : score_at(key);
+  int num_above = part.template count<true>(threshold);
+  if (!whole) {
+    for (int p = 1; p < parts; ++p) {
+      part.load(scores, entries, blocks, octets, count, visible, p);
+      num_above += part.template count<true>(threshold);
     }
-    __syncthreads();
-    if (warp == 0) {
-      int own_fine = fine[31 - lane];
-      int before_fine = above + scan_warp(own_fine, lane) - own_fine;
-      if (before_fine < k && before_fine + own_fine >= k)
-        found[2] = (bin << 5) | (31 - lane), found[3] = k - before_fine;
-    }
-    __syncthreads();
-    threshold = found[2], needed = found[3];
+    part.load(scores, entries, blocks, octets, count, visible, 0);
   }
+  int needed = k - sum_block(num_above, sums + kWarps * (turn ^= 1), warp, lane);
   int stored_above = 0, stored_equal = 0;
+#pragma unroll 1
   for (int p = 0; p < parts; ++p) {
-    if (!whole) part.load(scores, entries, blocks, octets, count, visible, p);
+    if (p > 0) part.load(scores, entries, blocks, octets, count, visible, p);
     // Numbers above and at the threshold in one word: a part has fewer than 2^15 places.
     int packed[OCTETS], total = 0;
 #pragma unroll
     for (int j = 0; j < OCTETS; ++j) {
-      packed[j] = 0;
+      uint32_t above = 0, equal = 0;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        uint32_t key = part.key(j, e);
-        packed[j] += key > threshold ? 65536 : (key == threshold && key) ? 1 : 0;
+      for (int i = 0; i < 4; ++i) {
+        above += __hgt2_mask(pair_of(part.pairs[j * 4 + i]), pair_of(threshold)) & 0x00010001u;
+        equal += __heq2_mask(pair_of(part.pairs[j * 4 + i]), pair_of(threshold)) & 0x00010001u;
       }
+      packed[j] = static_cast<int>((((above >> 16) + (above & 0xFFFFu)) << 16) + (equal >> 16) + (equal & 0xFFFFu));
       total += packed[j];
     }
-    total = __reduce_add_sync(0xFFFFFFFFu, total);
+    total = __reduce_add_sync(kAll, total);
+    int32_t* own = sums + kWarps * (turn ^= 1);
+    if (lane == 0) own[warp] = total;
     __syncthreads();
-    if (lane == 0) sums[warp] = total;
-    __syncthreads();
-    int base = 0, all = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      int value = sums[w];
-      base += w < warp ? value : 0;
-      all += value;
-    }
+    int value = lane < kWarps ? own[lane] : 0;
+    int all = __reduce_add_sync(kAll, value);
+    int base = __reduce_add_sync(kAll, lane < warp ? value : 0);
 #pragma unroll
     for (int j = 0; j < OCTETS; ++j) {
       int inclusive = scan_warp(packed[j], lane);
       int start = base + inclusive - packed[j];
-      base += __shfl_sync(0xFFFFFFFFu, inclusive, 31);
+      base += __shfl_sync(kAll, inclusive, 31);
       if (packed[j]) {
-        int num_above = stored_above + (start >> 16), num_equal = stored_equal + (start & 0xFFFF);
+        int above = stored_above + (start >> 16), equal = stored_equal + (start & 0xFFFF);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          uint32_t key = part.key(j, e);
-          bool is_above = key > threshold, is_equal = key == threshold && key;
-          if (is_above || (is_equal && num_equal < needed)) out[num_above + min(num_equal, needed)] = part.first[j] + e;
-          num_above += is_above;
-          num_equal += is_equal;
+        for (int i = 0; i < 4; ++i) {
+          uint32_t is_above = __hgt2_mask(pair_of(part.pairs[j * 4 + i]), pair_of(threshold));
+          uint32_t is_equal = __heq2_mask(pair_of(part.pairs[j * 4 + i]), pair_of(threshold));
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            bool wins = is_above & (half ? 0x10000u : 1u), ties = is_equal & (half ? 0x10000u : 1u);
+            if (wins || (ties && equal < needed)) out[above + min(equal, needed)] = part.first[j] + 2 * i + half;
+            above += wins;
+            equal += ties;
+          }
         }
       }
     }
@@ -203,14 +201,14 @@ __device__ __forceinline__ void pick(
 
 }  // namespace shoal
 
-#define SHOAL_PICK(SOURCE, OCTETS)                                                                                  \
-  extern "C" __device__ __forceinline__ void shoal_pick_##SOURCE##_##OCTETS(                                        \
-      const void* scores, const void* entries, const void* blocks, int64_t n_vis, int bound, int listed, int k,     \
-      void* out, void* shared) {                                                                                    \
-    shoal::pick<SOURCE, OCTETS>(                                                                                    \
-        static_cast<const int16_t*>(scores), static_cast<const int16_t*>(entries),                                  \
-        static_cast<const int32_t*>(blocks), n_vis, bound, listed, k, static_cast<int32_t*>(out),                   \
-        static_cast<int32_t*>(shared));                                                                             \
+#define SHOAL_PICK(SOURCE, OCTETS)                                                                                \
+  extern "C" __device__ __forceinline__ void shoal_pick_##SOURCE##_##OCTETS(                                      \
+      const void* scores, const void* entries, const void* blocks, int64_t n_vis, int bound, int listed, int k,   \
+      void* out, void* sums) {                                                                                    \
+    shoal::pick<SOURCE, OCTETS>(                                                                                  \
+        static_cast<const uint16_t*>(scores), static_cast<const uint16_t*>(entries),                              \
+        static_cast<const int32_t*>(blocks), n_vis, bound, listed, k, static_cast<int32_t*>(out),                 \
+        static_cast<int32_t*>(sums));                                                                             \
   }
 """
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The k best of lists of scores in octets, with counts in shared memory; other sizes go to the Triton kernel."""
+"""The k best of lists of scores in octets, in a CUDA function; other sizes go to the Triton kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal_kernels.ops.indexer import pick_triton
 from shoal_kernels.ops.indexer.pick_source import pick_source
 
 _THREADS = 512
-_SHARED = 2048 + 32 + 16 + 4
+_SHARED = 2 * 16
 
 
 @functools.cache
