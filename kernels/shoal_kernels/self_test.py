@@ -68,6 +68,8 @@ def self_test(device: torch.device | str = "cpu") -> None:
     host, there = _Place(SERVED, torch.device("cpu")), torch.device(device)
     is_host = there.type == "cpu"
     place = host if is_host else _Place(SERVED_BF16, there)
+    if not is_host:
+        torch.cuda.set_device(there)
     rows, order = torch.arange(_ROWS), torch.tensor([4, 0, 6, 2])
     for (name, reference), (_, check) in zip(_checks(host), _checks(place), strict=True):
         want, got = reference(rows, "reference"), check(rows.to(there), None)
