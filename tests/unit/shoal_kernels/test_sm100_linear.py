@@ -31,21 +31,21 @@ def test_the_triton_linear_compiles_for_sm100(rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "merged", "quantised"),
+    ("rows", "split", "quantised"),
     [
-        (128, True, True),
-        pytest.param(48, False, True, marks=pytest.mark.long),
-        pytest.param(128, True, False, marks=pytest.mark.long),
+        (128, 1, True),
+        pytest.param(48, 3, True, marks=pytest.mark.long),
+        pytest.param(128, 1, False, marks=pytest.mark.long),
     ],
 )
 def test_the_tilelang_linear_compiles_for_sm100(
-    rows: int, merged: bool, quantised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: int, split: int, quantised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
     from shoal_kernels.ops.linear.tilelang import compiled
     from shoal_kernels.ops.linear.tiles import plan
 
-    kernel = compiled(plan(rows, merged, quantised), quantised, not quantised, True, arch="sm_100a")
+    kernel = compiled(plan(rows, split, quantised), quantised, not quantised, True, arch="sm_100a")
     kernel.export_ptx(str(tmp_path / "linear.ptx"))
     ptx = (tmp_path / "linear.ptx").read_text()
     assert "tcgen05.mma" in ptx

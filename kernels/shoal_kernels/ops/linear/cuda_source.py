@@ -86,4 +86,37 @@ __device__ __forceinline__ void shoal_dequantise_tile(const unsigned char* tile,
     }
   }
 }
+
+// The blocks of a cluster hold the partial sums of one tile, a segment each, as float32 [ROWS, PITCH] in shared memory:
+// each adds every BLOCKS-th row of all of them, in the order of the segments, and writes it out.
+template <int ROWS, int PITCH, int BLOCKS, typename Value>
+__device__ __forceinline__ void shoal_add_segments(const float* partial, Value* out, int row, int rows, int column,
+                                                   int width, int rank, int threads) {
+  const unsigned own = static_cast<unsigned>(__cvta_generic_to_shared(partial));
+  for (int index = threadIdx.x; index < (ROWS + BLOCKS - 1) / BLOCKS * 32; index += threads) {
+    const int r = index / 32 * BLOCKS + rank, n = index % 32 * 4;
+    if (r >= ROWS || row + r >= rows || column + n >= width) continue;
+    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+      unsigned place;
+      float4 part;
+      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(own + (r * PITCH + n) * 4), "r"(block));
+      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(part.x), "=f"(part.y), "=f"(part.z), "=f"(part.w)
+                   : "r"(place)
+                   : "memory");
+      total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+    }
+    Value* target = out + static_cast<long long>(row + r) * width + column + n;
+    if constexpr (sizeof(Value) == 4) {
+      *reinterpret_cast<float4*>(target) = total;
+    } else {
+      uint2 packed;
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed.x) : "f"(total.y), "f"(total.x));
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed.y) : "f"(total.w), "f"(total.z));
+      *reinterpret_cast<uint2*>(target) = packed;
+    }
+  }
+}
 """

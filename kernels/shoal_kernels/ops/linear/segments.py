@@ -9,6 +9,8 @@ STEP = 128
 _TILE = 128
 _BLOCKS = 132
 _SHORTEST = 4
+_MOST = 8
+"""Blocks of a cluster, which adds the partial sums of a tile."""
 
 
 @cache
@@ -21,5 +23,5 @@ def segment_depth(columns: int, depth: int) -> int:
     """
     tiles = -(-columns // _TILE)
     steps = -(-depth // STEP)
-    segments = max(1, min(round(_BLOCKS / tiles), steps // _SHORTEST))
+    segments = max(1, min(round(_BLOCKS / tiles), steps // _SHORTEST, _MOST))
     return -(-steps // segments) * STEP

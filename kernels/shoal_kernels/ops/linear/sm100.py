@@ -6,7 +6,7 @@ products, one brings the tiles. out^T = W x^T, so outputs are the lanes of tenso
 """
 
 from shoal_kernels.ops.linear.cuda_source import SOURCE
-from shoal_kernels.ops.linear.tiles import MOST_DEPTH, TILE_COLUMNS, Plan
+from shoal_kernels.ops.linear.tiles import MOST_DEPTH, PITCH, TILE_COLUMNS, Plan
 
 
 def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
@@ -15,30 +15,33 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     from tilelang.layout import make_swizzled_layout
 
     R, STEP, STAGES = plan.rows, plan.step, plan.stages
-    direct = wide or not plan.merged
-    summed = plan.merged and segmented
+    summed = plan.split == 1 and segmented
     pitch = MOST_DEPTH // 32
     rows, width, depth, x_width, x_stride = (T.dynamic(n) for n in ("rows", "width", "depth", "x_width", "x_stride"))
-    scale_rows, scale_columns, segments = (T.dynamic(n) for n in ("scale_rows", "scale_columns", "segments"))
-    out_shape = (rows, width) if plan.merged else (segments, rows, width)
+    scale_rows, scale_columns = T.dynamic("scale_rows"), T.dynamic("scale_columns")
 
     @T.prim_func
     def linear_kernel(
         x: T.StridedTensor((rows, x_width), (x_stride, 1), T.bfloat16),
         weight: T.Tensor((width, depth), T.uint8 if quantised else T.bfloat16),
         scale: T.Tensor((scale_rows, scale_columns), T.uint8),
-        out: T.Tensor(out_shape, T.float32 if direct else T.bfloat16),
+        out: T.Tensor((rows, width), T.float32 if wide else T.bfloat16),
         tiles: T.int32,
         segment_steps: T.int32,
         segment_count: T.int32,
     ):
         with T.Kernel(
-            T.ceildiv(rows, R), T.ceildiv(width, TILE_COLUMNS), 1 if plan.merged else segment_count, threads=384
+            T.ceildiv(rows, R),
+            T.ceildiv(width, TILE_COLUMNS),
+            plan.split,
+            threads=384,
+            cluster_dims=(1, 1, plan.split),
         ) as (bx, by, bz):
             x_shared = T.alloc_shared((STAGES, R, STEP), T.bfloat16)
             stored = T.alloc_shared((STAGES if quantised else 1, TILE_COLUMNS, STEP), T.uint8)
             w_shared = T.alloc_shared((STAGES, TILE_COLUMNS, STEP), T.bfloat16)
             factors = T.alloc_shared((4 * pitch if quantised else 4,), T.uint32)
+            partial = T.alloc_shared((R if plan.split > 1 else 1, PITCH), T.float32)
             accumulator = T.alloc_tmem([TILE_COLUMNS, R], T.float32)
             sums = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
             total = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
@@ -53,8 +56,8 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             T.import_source(SOURCE)
             tx = T.get_thread_binding()
             steps = T.ceildiv(depth, 2 * STEP) * 2
-            first = 0 if plan.merged else bz * segment_steps
-            count = steps if plan.merged else T.min(segment_steps, steps - first)
+            first = bz * segment_steps
+            count = steps if plan.split == 1 else T.min(segment_steps, steps - first)
             if quantised:
                 T.call_extern(
                     "handle", "shoal_factors", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch, by * 4,
@@ -112,12 +115,20 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                     if summed:
                         for n, r in T.Parallel(TILE_COLUMNS, R):
                             total[n, r] += sums[n, r]
-                for n, r in T.Parallel(TILE_COLUMNS, R):
-                    if (bx * R + r < rows) and (by * TILE_COLUMNS + n < width):
-                        if plan.merged:
+                if plan.split > 1:
+                    for n, r in T.Parallel(TILE_COLUMNS, R):
+                        partial[r, n] = sums[n, r]
+                else:
+                    for n, r in T.Parallel(TILE_COLUMNS, R):
+                        if (bx * R + r < rows) and (by * TILE_COLUMNS + n < width):
                             out[bx * R + r, by * TILE_COLUMNS + n] = total[n, r] if summed else sums[n, r]
-                        else:
-                            out[bz, bx * R + r, by * TILE_COLUMNS + n] = sums[n, r]
+            if plan.split > 1:
+                T.cluster_sync()
+                T.call_extern(
+                    "handle", f"shoal_add_segments<{R}, {PITCH}, {plan.split}>", T.access_ptr(partial, "r"),
+                    T.access_ptr(out, "w"), bx * R, rows, by * TILE_COLUMNS, width, bz, 384,
+                )  # fmt: skip
+                T.cluster_sync()
             # Tensor memory is given back at the end of the block: after every warp has read it.
             T.sync_threads()
 

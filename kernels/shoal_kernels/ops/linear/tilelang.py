@@ -17,7 +17,7 @@ from shoal_kernels.ops.linear import sm100
 from shoal_kernels.ops.linear import triton as plain
 from shoal_kernels.ops.linear.cuda_source import SOURCE
 from shoal_kernels.ops.linear.segments import segment_depth
-from shoal_kernels.ops.linear.tiles import MOST_DEPTH, TILE_COLUMNS, Plan, choose
+from shoal_kernels.ops.linear.tiles import MOST_DEPTH, PITCH, TILE_COLUMNS, Plan, choose
 from shoal_kernels.precision import Precision
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     """The kernel of a plan. x [rows, groups * depth], weight [groups * columns, depth].
 
-    segmented  more than one segment: partial sums are added in registers, or by the caller if not `plan.merged`
+    segmented  more than one segment: partial sums are added in registers, or by the cluster if `plan.split` > 1
     """
     import tilelang.language as T
     from tilelang.layout import make_swizzled_layout
@@ -35,13 +35,11 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     R, STEP, STAGES = plan.rows, plan.step, plan.stages
     # Blocks that share a multiprocessor have a producer of one warp; alone it is a warpgroup, which can give registers.
     THREADS = 384 if plan.blocks == 1 else 288
-    direct = wide or not plan.merged
-    summed = plan.merged and segmented
+    summed = plan.split == 1 and segmented
     part_rows = min(R, 128)
     pitch = MOST_DEPTH // 32
     rows, width, depth, x_width, x_stride = (T.dynamic(n) for n in ("rows", "width", "depth", "x_width", "x_stride"))
-    scale_rows, scale_columns, segments = (T.dynamic(n) for n in ("scale_rows", "scale_columns", "segments"))
-    out_shape = (rows, width) if plan.merged else (segments, rows, width)
+    scale_rows, scale_columns = T.dynamic("scale_rows"), T.dynamic("scale_columns")
     fragment = {
         n: T.Fragment(
             (128, n),
@@ -85,18 +83,23 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         x: T.StridedTensor((rows, x_width), (x_stride, 1), T.bfloat16),
         weight: T.Tensor((width, depth), T.uint8 if quantised else T.bfloat16),
         scale: T.Tensor((scale_rows, scale_columns), T.uint8),
-        out: T.Tensor(out_shape, T.float32 if direct else T.bfloat16),
+        out: T.Tensor((rows, width), T.float32 if wide else T.bfloat16),
         tiles: T.int32,
         segment_steps: T.int32,
         segment_count: T.int32,
     ):
         with T.Kernel(
-            T.ceildiv(rows, R), T.ceildiv(width, TILE_COLUMNS), 1 if plan.merged else segment_count, threads=THREADS
+            T.ceildiv(rows, R),
+            T.ceildiv(width, TILE_COLUMNS),
+            plan.split,
+            threads=THREADS,
+            cluster_dims=(1, 1, plan.split),
         ) as (bx, by, bz):
             x_shared = T.alloc_shared((STAGES, R, STEP), T.bfloat16)
             w_shared = T.alloc_shared((STAGES, TILE_COLUMNS, STEP), T.uint8 if quantised else T.bfloat16)
             factors = T.alloc_shared((4 * pitch if quantised else 4,), T.uint32)
-            o_shared = T.alloc_shared((2, 16 if direct else part_rows, 64), T.bfloat16)
+            o_shared = T.alloc_shared((2, part_rows if plan.split == 1 and not wide else 16, 64), T.bfloat16)
+            partial = T.alloc_shared((R if plan.split > 1 else 1, PITCH), T.float32)
             even = T.alloc_fragment((TILE_COLUMNS, STEP), T.bfloat16)
             odd = T.alloc_fragment((TILE_COLUMNS, STEP), T.bfloat16)
             sums = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
@@ -117,8 +120,8 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             tx = T.get_thread_binding()
             warpgroup = tx // 128
             steps = T.ceildiv(depth, 2 * STEP) * 2
-            first = 0 if plan.merged else bz * segment_steps
-            count = steps if plan.merged else T.min(segment_steps, steps - first)
+            first = bz * segment_steps
+            count = steps if plan.split == 1 else T.min(segment_steps, steps - first)
             if quantised:
                 T.call_extern(
                     "handle", "shoal_factors", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch, by * 4,
@@ -168,13 +171,13 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                     if summed:
                         for n, r in T.Parallel(TILE_COLUMNS, R):
                             total[n, r] += sums[n, r]
-                if direct:
+                if plan.split > 1:
+                    for n, r in T.Parallel(TILE_COLUMNS, R):
+                        partial[r, n] = sums[n, r]
+                elif wide:
                     for n, r in T.Parallel(TILE_COLUMNS, R):
                         if (bx * R + r < rows) and (by * TILE_COLUMNS + n < width):
-                            if plan.merged:
-                                out[bx * R + r, by * TILE_COLUMNS + n] = total[n, r] if summed else sums[n, r]
-                            else:
-                                out[bz, bx * R + r, by * TILE_COLUMNS + n] = sums[n, r]
+                            out[bx * R + r, by * TILE_COLUMNS + n] = total[n, r] if summed else sums[n, r]
                 else:
                     for part in T.unroll(R // part_rows):
                         T.call_extern(
@@ -195,6 +198,13 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                         T.tma_store_wait(0)
                         if part_rows < R:
                             T.sync_threads(1, 256)
+            if plan.split > 1:
+                T.cluster_sync()
+                T.call_extern(
+                    "handle", f"shoal_add_segments<{R}, {PITCH}, {plan.split}>", T.access_ptr(partial, "r"),
+                    T.access_ptr(out, "w"), bx * R, rows, by * TILE_COLUMNS, width, bz, THREADS,
+                )  # fmt: skip
+                T.cluster_sync()
 
     return linear_kernel
 
@@ -243,11 +253,13 @@ def run(plan: Plan, x: Tensor, weight: "LinearWeight", dtype: torch.dtype) -> Te
     segment = segment_depth(width, depth)
     segments = triton.cdiv(depth, segment)
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
-    target = out if plan.merged else torch.empty(segments, rows, width, dtype=torch.float32, device=x.device)
     scale = weight.scale if quantised else weight.data.view(torch.uint8)
-    kernel = compiled(plan, quantised, dtype == torch.float32, segments > 1)
+    kernel = compiled(plan, quantised, dtype == torch.float32, segments > 1, _architecture(x.device.index))
     tiles = triton.cdiv(width // weight.groups, TILE_COLUMNS)
-    kernel(x, weight.data, scale, target, tiles, segment // plan.step, segments)
-    if not plan.merged:
-        plain.merge(target, out)
+    kernel(x, weight.data, scale, out, tiles, segment // plan.step, segments)
     return out
+
+
+@cache
+def _architecture(device: int) -> str:
+    return "sm_100a" if torch.cuda.get_device_capability(device)[0] == 10 else "sm_90a"

@@ -15,8 +15,9 @@ _TILES = (16, 32, 48, 64, 96, 128, 192, 256)
 # Clocks of one step of 64 of K: what a warpgroup needs to dequantise and to wait, however few the rows; and per step
 # of its copy of the weight tile, when every multiprocessor copies.
 _LEAST_CLOCKS, _COPY_CLOCKS = 300, 470
-_MERGE_CLOCKS = 4000
-_MERGE_BYTES_PER_CLOCK = 2000
+_SPLIT_CLOCKS = 3000
+PITCH = TILE_COLUMNS + 4
+"""Floats between the rows of partial sums in shared memory: warps write columns of them without bank conflicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,42 +28,39 @@ class Plan:
     step    K of one pipeline stage
     stages  pipeline stages
     blocks  blocks that share a multiprocessor
-    merged  one block computes all segments; else one each, and partial sums are added afterwards
+    split   1: one block computes all segments; else one each of a cluster of as many, which adds their sums
     """
 
     rows: int
     step: int
     stages: int
     blocks: int
-    merged: bool
+    split: int
 
 
 @cache
 def choose(rows: int, width: int, depth: int, segments: int, quantised: bool) -> Plan:
     """The plan with the least estimated time for `rows` rows and a weight [width, depth] cut into `segments`."""
-    best, least = _TILES[0], float("inf")
-    best_merged = True
+    best, least = plan(_TILES[0], 1, quantised), float("inf")
     columns = -(-width // TILE_COLUMNS)
     steps = -(-depth // 64)
     for tile in _TILES:
-        for merged in (True, False) if segments > 1 else (True,):
-            if tile > 192 and merged and segments > 1:
-                continue  # both accumulators would not fit the registers
-            blocks = columns * -(-rows // tile) * (1 if merged else segments)
+        for split in {1, segments}:
+            if tile > (256 if segments == 1 else 192 if split == 1 else 128):
+                continue  # the sums of a segment and of those before would not fit
+            blocks = columns * -(-rows // tile) * split
             waves = -(-blocks // _MULTIPROCESSORS)
-            clocks = waves * (steps / (1 if merged else segments)) * max(_LEAST_CLOCKS, 4.2 * tile)
-            if not merged:
-                clocks += _MERGE_CLOCKS + rows * width * segments * 8 / _MERGE_BYTES_PER_CLOCK
+            clocks = waves * (steps / split) * max(_LEAST_CLOCKS, 4.2 * tile) + (_SPLIT_CLOCKS if split > 1 else 0)
             if clocks < least:
-                best, best_merged, least = tile, merged, clocks
-    return plan(best, best_merged, quantised)
+                best, least = plan(tile, split, quantised), clocks
+    return best
 
 
-def plan(tile: int, merged: bool, quantised: bool) -> Plan:
+def plan(tile: int, split: int, quantised: bool) -> Plan:
     """The plan of a tile size: small tiles share a multiprocessor, so that one computes while another waits."""
     blocks = 2 if tile <= 64 else 1
     step = 64
     weight_bytes = TILE_COLUMNS * step * (1 if quantised else 2)
-    fixed = 8 * 1024 + 2 * min(tile, 128) * 128 + 2048
+    fixed = 10 * 1024 + (tile * PITCH * 4 if split > 1 else 2 * min(tile, 128) * 128)
     stages = (_SHARED_BYTES // blocks - fixed) // (weight_bytes + tile * step * 2)
-    return Plan(tile, step, 8 if stages >= 8 else 4, blocks, merged)
+    return Plan(tile, step, 8 if stages >= 8 else 4, blocks, split)

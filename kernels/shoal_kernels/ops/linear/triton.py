@@ -151,14 +151,6 @@ def cast_rows(x: Tensor) -> Tensor:
     return out
 
 
-def merge(partial: Tensor, out: Tensor) -> None:
-    """out [R, N] = the sum of partial float32 [segments, R, N], in the order of the segments."""
-    size = out.numel()
-    _merge[(triton.cdiv(size, 1024),)](
-        partial, out, size, partial.shape[0], out.dtype == torch.bfloat16, 1024, num_warps=4
-    )
-
-
 def linear(x: Tensor, weight: LinearWeight, cast: bool, round_out: bool, precision: Precision) -> Tensor:
     """x bfloat16 [R, groups * K], rows contiguous but not necessarily next to each other -> [R, groups * N]."""
     rows, width, depth = x.shape[0], weight.out_features, weight.depth
@@ -184,5 +176,6 @@ def linear(x: Tensor, weight: LinearWeight, cast: bool, round_out: bool, precisi
         COLUMNS=tile_columns, STEP=64, num_warps=8 if tile_rows == 128 else 4, num_stages=3 if tile_rows == 128 else 4,
     )  # fmt: skip
     if not merged:
-        merge(target, out)
+        size = rows * width
+        _merge[(triton.cdiv(size, 1024),)](target, out, size, segments, round_out, 1024, num_warps=4)
     return out

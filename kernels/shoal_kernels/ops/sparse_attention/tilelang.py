@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shoal_kernels.ops.sparse_attention import tilelang_few_rows, tilelang_kernel
 from shoal_kernels.ops.sparse_attention import triton as general
+from shoal_kernels.ops.sparse_attention.tilelang_parts import DIM, HEADS, LOG2E, TILE
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
 
@@ -47,11 +48,11 @@ def sparse_attention(
     sms, frequencies = _multiprocessors(query.device), cos_sin.shape[1] // 2
     query, window, sink, positions = query.contiguous(), window.contiguous(), sink.contiguous(), positions.contiguous()
     # Keys are held times 2^-10; weights are powers of two.
-    factor = scale * tilelang_kernel.LOG2E * 1024.0
+    factor = scale * LOG2E * 1024.0
     if is_few(rows, sms):
-        most = -(-near.shape[1] // tilelang_kernel.TILE)
-        most += -(-topk.shape[1] // tilelang_kernel.TILE) if has_entries else 0
-        shape = rows, most, tilelang_kernel.HEADS, tilelang_kernel.TILE
+        most = -(-near.shape[1] // TILE)
+        most += -(-topk.shape[1] // TILE) if has_entries else 0
+        shape = rows, most, HEADS, TILE
         raw = torch.empty(shape, dtype=torch.float32, device=query.device)
         tilelang_few_rows.scores_kernel(sms, has_entries)(query, window, near, *lists, raw, *places)
         combine = tilelang_few_rows.combine_kernel(frequencies, has_entries, cast_out)
@@ -69,7 +70,7 @@ def is_few(rows: int, sms: int) -> bool:
 
 def _serves(query: Tensor, window_index: Tensor, cos_sin: Tensor, entries: PagedRows | None) -> bool:
     """Whether the kernel is made for these static sizes."""
-    sizes = query.shape[1:] == (tilelang_kernel.HEADS, tilelang_kernel.DIM) and window_index.shape[1] > 0
+    sizes = query.shape[1:] == (HEADS, DIM) and window_index.shape[1] > 0
     if entries is not None and (entries.page_split or entries.offset % 16 or entries.storage.shape[1] % 16):
         return False
     return sizes and cos_sin.shape[1] % 16 == 0 and cos_sin.shape[1] <= 64

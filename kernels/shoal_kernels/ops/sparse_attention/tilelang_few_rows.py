@@ -8,14 +8,16 @@ softmax, for a quarter of the dims: a dim of the sum does not depend on other di
 
 import functools
 
-from shoal_kernels.ops.sparse_attention.tilelang_kernel import (
+from shoal_kernels.ops.sparse_attention.tilelang_parts import (
     DIM,
     HEADS,
     TILE,
     compile_for_hopper,
     finish_source,
+    gathering,
     softmax,
 )
+from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER
 
 QUARTERS, STAGES = 4, 3
 _HALF, _PART = DIM // 2, DIM // QUARTERS
@@ -37,11 +39,10 @@ def build_scores(sms: int, has_entries: bool):
     """raw [rows, tiles, 64, 64] = queries times keys of every tile, 2^-10 of their value, unscaled."""
     import tilelang.language as T
 
-    from shoal_kernels.ops.sparse_attention.tilelang_source import GATHER
-
     rows, near_width, far_width, most = T.dynamic("rows, near_width, far_width, most")
     records, stored, units, sequences, blocks = T.dynamic("records, stored, units, sequences, blocks")
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
+    count, find, load, store, load_query = gathering(T, quarters=4)
 
     @T.prim_func
     def scores(
@@ -70,6 +71,7 @@ def build_scores(sms: int, has_entries: bool):
             k_ready = T.alloc_barrier(arrive_count=[128, 128])
             k_free = T.alloc_barrier(arrive_count=[128, 128])
             thread = T.get_thread_binding()
+            geometry = per_block, units, offset, stride
             first = block * (rows * most) // sms
             last = (block + 1) * (rows * most) // sms
 
@@ -99,99 +101,31 @@ def build_scores(sms: int, has_entries: bool):
                 turn_gather = T.alloc_var(i32, init=0)
                 near = T.alloc_var(i32, init=0)
                 far = T.alloc_var(i32, init=0)
-                near_tiles = T.alloc_var(i32, init=0)
+                tiles_gather = T.alloc_var(i32, init=0)
                 raw = T.alloc_local([32], "uint32")
                 gains = T.alloc_local([8], "uint32")
                 places = T.alloc_local([2], "int64")
                 for unit in T.serial(first, last):
                     row = unit // most
                     t = unit % most
+                    sequence = row_seq[row] if has_entries else 0
                     if unit == first or t == 0:
-                        near = T.call_extern(
-                            i32, "shoal_count", T.access_ptr(window_index[row, 0], "r", near_width), near_width
-                        )
-                        far = 0
-                        if has_entries:
-                            far = T.call_extern(
-                                i32, "shoal_count", T.access_ptr(topk[row, 0], "r", far_width), far_width
-                            )
-                        near_tiles = T.ceildiv(near, TILE)
-                    if t < near_tiles:
-                        T.call_extern(
-                            "handle",
-                            "shoal_window_places",
-                            T.address_of(places[0]),
-                            T.access_ptr(window_index[row, 0], "r", near_width),
-                            t * TILE,
-                            near,
-                        )
-                        T.call_extern(
-                            "handle",
-                            "shoal_load_window",
-                            T.address_of(raw[0]),
-                            T.address_of(gains[0]),
-                            T.address_of(places[0]),
-                            T.access_ptr(window[0, 0], "r", 528),
-                            0,
-                        )
+                        near = count(window_index, row, near_width)
+                        far = count(topk, row, far_width) if has_entries else 0
+                        tiles_gather = T.call_extern(i32, "shoal_tiles", near, far)
+                    if t < tiles_gather:
+                        find(places, window_index, topk, block_table, row, sequence, t, near, far, geometry)
+                        load(raw, gains, places, window, storage, t, near)
                         T.barrier_wait(k_free[step_gather & 1], ((step_gather >> 1) & 1) ^ 1)
-                        T.call_extern(
-                            "handle",
-                            "shoal_store_window",
-                            T.address_of(raw[0]),
-                            T.address_of(gains[0]),
-                            T.address_of(places[0]),
-                            T.access_ptr(k_left[step_gather & 1, 0, 0], "w", TILE * _HALF),
-                            T.access_ptr(k_right[step_gather & 1, 0, 0], "w", TILE * _HALF),
-                            T.access_ptr(window[0, 0], "r", 528),
-                        )
-                    elif t < near_tiles + T.ceildiv(far, TILE):
-                        T.call_extern(
-                            "handle",
-                            "shoal_entry_places",
-                            T.address_of(places[0]),
-                            T.access_ptr(topk[row, 0], "r", far_width),
-                            T.access_ptr(block_table[row_seq[row], 0], "r", blocks),
-                            (t - near_tiles) * TILE,
-                            far,
-                            per_block,
-                            units,
-                            offset,
-                            stride,
-                        )
-                        T.call_extern(
-                            "handle",
-                            "shoal_load_entries",
-                            T.address_of(raw[0]),
-                            T.address_of(gains[0]),
-                            T.address_of(places[0]),
-                            T.access_ptr(storage[0, 0], "r", 288),
-                        )
-                        T.barrier_wait(k_free[step_gather & 1], ((step_gather >> 1) & 1) ^ 1)
-                        T.call_extern(
-                            "handle",
-                            "shoal_store_entries",
-                            T.address_of(raw[0]),
-                            T.address_of(gains[0]),
-                            T.address_of(places[0]),
-                            T.access_ptr(k_left[step_gather & 1, 0, 0], "w", TILE * _HALF),
-                            T.access_ptr(k_right[step_gather & 1, 0, 0], "w", TILE * _HALF),
-                        )
-                    if t < near_tiles + T.ceildiv(far, TILE):
+                        store(raw, gains, places, window, t, near, k_left, k_right, step_gather & 1)
                         T.fence_proxy_async()
                         T.barrier_arrive(k_ready[step_gather & 1])
                         step_gather += 1
                     if unit == first or t == 0:
                         T.barrier_wait(q_free, (turn_gather & 1) ^ 1)
-                        T.call_extern(
-                            "handle",
-                            "shoal_load_query",
-                            T.access_ptr(query[row, 0, 0], "r", HEADS * DIM),
-                            T.access_ptr(q_left[0, 0], "w", HEADS * _HALF),
-                            T.access_ptr(q_right[0, 0], "w", HEADS * _HALF),
-                        )
+                        load_query(query, row, q_left, q_right)
                         if thread == 128:
-                            row_tiles[0] = near_tiles + T.ceildiv(far, TILE)
+                            row_tiles[0] = tiles_gather
                         T.fence_proxy_async()
                         T.barrier_arrive(q_ready)
                         turn_gather += 1
@@ -204,8 +138,6 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
     import tilelang.language as T
     from tilelang.layout import Fragment
 
-    from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER, QUARTER
-
     # Scores lie in registers as the tensor cores leave them in the other kernel: sums over them depend on it.
     accumulator = Fragment(
         [HEADS, TILE],
@@ -213,13 +145,14 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
         forward_index_fn=lambda h, k: k // 8 * 4 + h % 16 // 8 * 2 + k % 2,
     )
 
-    source = GATHER + QUARTER + FINISH + finish_source(_PART // 32, frequencies, cast_out)
+    source = GATHER + FINISH + finish_source(_PART // 32, frequencies, cast_out)
     rows, near_width, far_width, most = T.dynamic("rows, near_width, far_width, most")
     records, stored, units, sequences, blocks, positions_known = T.dynamic(
         "records, stored, units, sequences, blocks, positions_known"
     )
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
     begin, weigh = softmax(T)
+    count, find, load, store, _ = gathering(T, quarters=1)
 
     @T.prim_func
     def combine(
@@ -260,6 +193,7 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
             k_free = T.alloc_barrier(arrive_count=[128] * STAGES)
             p_ready = T.alloc_barrier(arrive_count=128)
             thread = T.get_thread_binding()
+            geometry = per_block, units, offset, stride
 
             if thread < 128:
                 tiles = T.alloc_var(i32, init=0)
@@ -298,85 +232,24 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
             else:
                 near = T.alloc_var(i32, init=0)
                 far = T.alloc_var(i32, init=0)
-                near_tiles = T.alloc_var(i32, init=0)
-                raw = T.alloc_local([16], "uint32")
-                gains = T.alloc_local([4], "uint32")
+                raw = T.alloc_local([8], "uint32")
+                gains = T.alloc_local([2], "uint32")
                 places = T.alloc_local([2], "int64")
-                near = T.call_extern(
-                    i32, "shoal_count", T.access_ptr(window_index[row, 0], "r", near_width), near_width
-                )
-                far = 0
-                if has_entries:
-                    far = T.call_extern(i32, "shoal_count", T.access_ptr(topk[row, 0], "r", far_width), far_width)
-                near_tiles = T.ceildiv(near, TILE)
+                sequence = row_seq[row] if has_entries else 0
+                near = count(window_index, row, near_width)
+                far = count(topk, row, far_width) if has_entries else 0
                 if thread == 128:
-                    row_tiles[0] = near_tiles + T.ceildiv(far, TILE)
+                    row_tiles[0] = T.call_extern(i32, "shoal_tiles", near, far)
                 T.barrier_arrive(row_ready)
-                for t in T.serial(near_tiles + T.ceildiv(far, TILE)):
-                    if t < near_tiles:
-                        T.call_extern(
-                            "handle",
-                            "shoal_window_places",
-                            T.address_of(places[0]),
-                            T.access_ptr(window_index[row, 0], "r", near_width),
-                            t * TILE,
-                            near,
-                        )
-                        T.call_extern(
-                            "handle",
-                            "shoal_load_window_quarter",
-                            T.address_of(raw[0]),
-                            T.address_of(gains[0]),
-                            T.address_of(places[0]),
-                            T.access_ptr(window[0, 0], "r", 528),
-                            part_index,
-                        )
-                        T.barrier_wait(k_free[t % STAGES], ((t // STAGES) & 1) ^ 1)
-                        T.call_extern(
-                            "handle",
-                            "shoal_store_window_quarter",
-                            T.address_of(raw[0]),
-                            T.address_of(gains[0]),
-                            T.address_of(places[0]),
-                            T.access_ptr(keys[t % STAGES, 0, 0], "w", TILE * _PART),
-                        )
-                        if thread == 128:
-                            tile_keys[t % STAGES] = near - t * TILE
-                    else:
-                        T.call_extern(
-                            "handle",
-                            "shoal_entry_places",
-                            T.address_of(places[0]),
-                            T.access_ptr(topk[row, 0], "r", far_width),
-                            T.access_ptr(block_table[row_seq[row], 0], "r", blocks),
-                            (t - near_tiles) * TILE,
-                            far,
-                            per_block,
-                            units,
-                            offset,
-                            stride,
-                        )
-                        T.call_extern(
-                            "handle",
-                            "shoal_load_entries_quarter",
-                            T.address_of(raw[0]),
-                            T.address_of(gains[0]),
-                            T.address_of(places[0]),
-                            T.access_ptr(storage[0, 0], "r", 288),
-                            part_index,
-                        )
-                        T.barrier_wait(k_free[t % STAGES], ((t // STAGES) & 1) ^ 1)
-                        T.call_extern(
-                            "handle",
-                            "shoal_store_entries_quarter",
-                            T.address_of(raw[0]),
-                            T.address_of(gains[0]),
-                            T.address_of(places[0]),
-                            T.access_ptr(keys[t % STAGES, 0, 0], "w", TILE * _PART),
-                        )
-                        if thread == 128:
-                            tile_keys[t % STAGES] = far - (t - near_tiles) * TILE
+                find(places, window_index, topk, block_table, row, sequence, 0, near, far, geometry)
+                for t in T.serial(T.call_extern(i32, "shoal_tiles", near, far)):
+                    load(raw, gains, places, window, storage, t, near, part_index)
+                    T.barrier_wait(k_free[t % STAGES], ((t // STAGES) & 1) ^ 1)
+                    store(raw, gains, places, window, t, near, keys, keys, t % STAGES, part_index)
+                    if thread == 128:
+                        tile_keys[t % STAGES] = T.call_extern(i32, "shoal_keys", t, near, far)
                     T.fence_proxy_async()
                     T.barrier_arrive(k_ready[t % STAGES])
+                    find(places, window_index, topk, block_table, row, sequence, t + 1, near, far, geometry)
 
     return combine

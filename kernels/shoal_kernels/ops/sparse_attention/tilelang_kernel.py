@@ -8,8 +8,17 @@ this one, so that the tensor cores work while weights are computed.
 
 import functools
 
-LOG2E = 1.4426950408889634
-HEADS, DIM, TILE = 64, 512, 64
+from shoal_kernels.ops.sparse_attention.tilelang_parts import (
+    DIM,
+    HEADS,
+    TILE,
+    compile_for_hopper,
+    finish_source,
+    gathering,
+    softmax,
+)
+from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER
+
 _HALF = DIM // 2
 
 
@@ -19,24 +28,9 @@ def kernel(sms: int, frequencies: int, has_entries: bool, cast_out: bool, arch: 
     return compile_for_hopper(lambda: build(sms, frequencies, has_entries, cast_out), arch)
 
 
-def compile_for_hopper(build_program, arch: str):
-    """The program that `build_program` makes, compiled."""
-    import tilelang
-    from tvm.target import Target
-
-    target = {"kind": "cuda", "arch": arch}
-    with Target(target):
-        program = build_program()
-    # No fast math: it flushes subnormals, which the smallest scales of entries are. No fused multiply-add: which pairs
-    # fuse could differ between the kernels of this op, and their bits must not.
-    return tilelang.compile(program, target=target, compile_flags=["--fmad=false"])
-
-
 def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
     """The program over dynamic numbers of rows, records and blocks."""
     import tilelang.language as T
-
-    from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER
 
     source = GATHER + FINISH + finish_source(8, frequencies, cast_out)
     rows, near_width, far_width = T.dynamic("rows, near_width, far_width")
@@ -45,6 +39,7 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
     )
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
     begin, weigh = softmax(T)
+    count, find, load, store, load_query = gathering(T, quarters=4)
 
     @T.prim_func
     def attend(
@@ -93,9 +88,10 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
             p_free = T.alloc_barrier(arrive_count=[128, 128])
 
             thread = T.get_thread_binding()
+            geometry = per_block, units, offset, stride
 
             if thread < 128:
-                T.set_max_nreg(232, 1)
+                T.set_max_nreg(224, 1)
                 step = T.alloc_var(i32, init=0)
                 tiles = T.alloc_var(i32, init=0)
                 for turn in T.serial(T.ceildiv(rows - block, sms)):
@@ -176,153 +172,38 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
                     )
                     T.barrier_arrive(p_free[(step_right - 1) & 1])
             else:
-                T.set_max_nreg(88, 0)
+                T.set_max_nreg(96, 0)
                 step_gather = T.alloc_var(i32, init=0)
                 near = T.alloc_var(i32, init=0)
                 far = T.alloc_var(i32, init=0)
-                near_tiles = T.alloc_var(i32, init=0)
-                all_tiles = T.alloc_var(i32, init=0)
+                tiles_gather = T.alloc_var(i32, init=0)
                 raw = T.alloc_local([32], "uint32")
                 gains = T.alloc_local([8], "uint32")
                 places = T.alloc_local([2], "int64")
                 for turn in T.serial(T.ceildiv(rows - block, sms)):
                     row = block + turn * sms
-                    near = T.call_extern(
-                        i32, "shoal_count", T.access_ptr(window_index[row, 0], "r", near_width), near_width
-                    )
-                    far = 0
-                    if has_entries:
-                        far = T.call_extern(i32, "shoal_count", T.access_ptr(topk[row, 0], "r", far_width), far_width)
-                    near_tiles = T.ceildiv(near, TILE)
+                    sequence = row_seq[row] if has_entries else 0
+                    near = count(window_index, row, near_width)
+                    far = count(topk, row, far_width) if has_entries else 0
                     # A row with an empty list has one tile of no keys.
-                    all_tiles = T.max(near_tiles + T.ceildiv(far, TILE), 1)
-                    near_tiles = T.if_then_else(far == 0, all_tiles, near_tiles)
-                    for t in T.serial(all_tiles):
-                        if t < near_tiles:
-                            T.call_extern(
-                                "handle",
-                                "shoal_window_places",
-                                T.address_of(places[0]),
-                                T.access_ptr(window_index[row, 0], "r", near_width),
-                                t * TILE,
-                                near,
-                            )
-                            T.call_extern(
-                                "handle",
-                                "shoal_load_window",
-                                T.address_of(raw[0]),
-                                T.address_of(gains[0]),
-                                T.address_of(places[0]),
-                                T.access_ptr(window[0, 0], "r", 528),
-                                0,
-                            )
-                            T.barrier_wait(k_free[step_gather & 1], ((step_gather >> 1) & 1) ^ 1)
-                            T.call_extern(
-                                "handle",
-                                "shoal_store_window",
-                                T.address_of(raw[0]),
-                                T.address_of(gains[0]),
-                                T.address_of(places[0]),
-                                T.access_ptr(k_left[step_gather & 1, 0, 0], "w", TILE * _HALF),
-                                T.access_ptr(k_right[step_gather & 1, 0, 0], "w", TILE * _HALF),
-                                T.access_ptr(window[0, 0], "r", 528),
-                            )
-                            if thread == 256:
-                                tile_keys[step_gather & 1] = near - t * TILE
-                        else:
-                            T.call_extern(
-                                "handle",
-                                "shoal_entry_places",
-                                T.address_of(places[0]),
-                                T.access_ptr(topk[row, 0], "r", far_width),
-                                T.access_ptr(block_table[row_seq[row], 0], "r", blocks),
-                                (t - near_tiles) * TILE,
-                                far,
-                                per_block,
-                                units,
-                                offset,
-                                stride,
-                            )
-                            T.call_extern(
-                                "handle",
-                                "shoal_load_entries",
-                                T.address_of(raw[0]),
-                                T.address_of(gains[0]),
-                                T.address_of(places[0]),
-                                T.access_ptr(storage[0, 0], "r", 288),
-                            )
-                            T.barrier_wait(k_free[step_gather & 1], ((step_gather >> 1) & 1) ^ 1)
-                            T.call_extern(
-                                "handle",
-                                "shoal_store_entries",
-                                T.address_of(raw[0]),
-                                T.address_of(gains[0]),
-                                T.address_of(places[0]),
-                                T.access_ptr(k_left[step_gather & 1, 0, 0], "w", TILE * _HALF),
-                                T.access_ptr(k_right[step_gather & 1, 0, 0], "w", TILE * _HALF),
-                            )
-                            if thread == 256:
-                                tile_keys[step_gather & 1] = far - (t - near_tiles) * TILE
+                    tiles_gather = T.max(T.call_extern(i32, "shoal_tiles", near, far), 1)
+                    find(places, window_index, topk, block_table, row, sequence, 0, near, far, geometry)
+                    for t in T.serial(tiles_gather):
+                        load(raw, gains, places, window, storage, t, near)
+                        T.barrier_wait(k_free[step_gather & 1], ((step_gather >> 1) & 1) ^ 1)
+                        store(raw, gains, places, window, t, near, k_left, k_right, step_gather & 1)
+                        if thread == 256:
+                            tile_keys[step_gather & 1] = T.call_extern(i32, "shoal_keys", t, near, far)
                         T.fence_proxy_async()
                         T.barrier_arrive(k_ready[step_gather & 1])
                         step_gather += 1
+                        find(places, window_index, topk, block_table, row, sequence, t + 1, near, far, geometry)
                         if t == 0:
                             T.barrier_wait(q_free, (turn & 1) ^ 1)
-                            T.call_extern(
-                                "handle",
-                                "shoal_load_query",
-                                T.access_ptr(query[row, 0, 0], "r", HEADS * DIM),
-                                T.access_ptr(q_left[0, 0], "w", HEADS * _HALF),
-                                T.access_ptr(q_right[0, 0], "w", HEADS * _HALF),
-                            )
+                            load_query(query, row, q_left, q_right)
                             if thread == 256:
-                                row_tiles[0] = all_tiles
+                                row_tiles[0] = tiles_gather
                             T.fence_proxy_async()
                             T.barrier_arrive(q_ready)
 
     return attend
-
-
-def softmax(T):
-    """Macros of the online softmax over powers of two: `begin` at the sink, `weigh` one tile of raw scores.
-
-    Every kernel of this op uses these, on fragments of one layout: that makes their bits equal.
-    """
-
-    @T.macro
-    def begin(sink, peak, total):
-        for h in T.Parallel(HEADS):
-            peak[h] = T.max(sink[h] * LOG2E, -1e30)
-            total[h] = _exp2(T, sink[h] * LOG2E - peak[h])
-
-    @T.macro
-    def weigh(scores, keys, factor, peak, before, shrink, total, part):
-        for h, k in T.Parallel(HEADS, TILE):
-            scores[h, k] = T.if_then_else(k < keys, scores[h, k] * factor, -T.infinity("float32"))
-        T.copy(peak, before)
-        T.reduce_max(scores, peak, dim=1, clear=False)
-        for h in T.Parallel(HEADS):
-            shrink[h] = _exp2(T, before[h] - peak[h])
-        for h, k in T.Parallel(HEADS, TILE):
-            scores[h, k] = _exp2(T, scores[h, k] - peak[h])
-        T.reduce_sum(scores, part, dim=1)
-        for h in T.Parallel(HEADS):
-            total[h] = total[h] * shrink[h] + part[h]
-
-    return begin, weigh
-
-
-def _exp2(T, x):
-    return T.call_extern("float32", "shoal_exp2", x)
-
-
-def finish_source(groups: int, frequencies: int, cast_out: bool) -> str:
-    """The function `shoal_finish` for accumulators of 32 * groups dims."""
-    cast = "true" if cast_out else "false"
-    return (
-        "__device__ __forceinline__ void shoal_finish(const float* acc, const float* total, const float* angles, "
-        "void* out, int first) {\n"
-        f"  shoal_finish_as<{groups}, {cast}, {frequencies}>(\n"
-        "      acc, total, angles, reinterpret_cast<__nv_bfloat16*>(out), first);\n"
-        "}\n"
-    )

@@ -100,97 +100,104 @@ __device__ __forceinline__ int shoal_count(const int* list, int width) {
   return count;
 }
 
-// Offsets in bytes of the two keys of this thread in a tile of window records; -1 past the end.
-__device__ __forceinline__ void shoal_window_places(int64_t* places, const int* list, int start, int count) {
-  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-#pragma unroll
-  for (int g = 0; g < 2; ++g) {
-    int at = start + warp * 16 + g * 8 + (lane & 7);
-    places[g] = at < count ? (int64_t)__ldg(list + at) * 528 : int64_t(-1);
-  }
+// Tiles of a list of `near` window records and `far` entries, and the keys in tile t of them.
+__device__ __forceinline__ int shoal_tiles(int near, int far) { return (near + 63) / 64 + (far + 63) / 64; }
+
+__device__ __forceinline__ int shoal_keys(int t, int near, int far) {
+  int tiles = (near + 63) / 64;
+  return t < tiles ? near - t * 64 : far - (t - tiles) * 64;
 }
 
-// The same in a tile of entries.
-__device__ __forceinline__ void shoal_entry_places(
-    int64_t* places, const int* list, const int* table, int start, int count, int per_block, int64_t block_units,
-    int offset, int stride) {
-  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+// Offsets in bytes of the two keys of this thread in tile t; -1 past the end of the list.
+__device__ __forceinline__ void shoal_places(
+    int64_t* places, const int* window_index, const int* topk, const int* table, int t, int near, int far,
+    int per_block, int units, int offset, int stride) {
+  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, tiles = (near + 63) / 64;
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    int at = start + warp * 16 + g * 8 + (lane & 7);
-    places[g] = int64_t(-1);
-    if (at < count) {
-      int id = __ldg(list + at);
-      int block = id / per_block, slot = id - block * per_block;
-      places[g] = (int64_t)__ldg(table + block) * block_units + offset + (int64_t)slot * stride;
+    int at = warp * 16 + g * 8 + (lane & 7);
+    places[g] = -1;
+    if (t < tiles) {
+      at += t * 64;
+      if (at < near) places[g] = (int64_t)__ldg(window_index + at) * 528;
+    } else {
+      at += (t - tiles) * 64;
+      if (at < far) {
+        int id = __ldg(topk + at), block = id / per_block;
+        places[g] = (int64_t)__ldg(table + block) * units + offset + (int64_t)(id - block * per_block) * stride;
+      }
     }
   }
 }
 
-__device__ __forceinline__ void shoal_load_entries(
-    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* storage) {
-  int quarter = (threadIdx.x & 31) >> 3;
-#pragma unroll
-  for (int g = 0; g < 2; ++g) {
-    const unsigned char* record = storage + (places[g] < 0 ? int64_t(0) : places[g]);
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + p * 4 + quarter);
-      raw[(g * 4 + p) * 4 + 0] = v.x;
-      raw[(g * 4 + p) * 4 + 1] = v.y;
-      raw[(g * 4 + p) * 4 + 2] = v.z;
-      raw[(g * 4 + p) * 4 + 3] = v.w;
-      gains[g * 4 + p] = __ldg(reinterpret_cast<const unsigned short*>(record + 256) + p * 4 + quarter);
-    }
-  }
-}
-
-__device__ __forceinline__ void shoal_store_entries(
-    const unsigned* raw, const unsigned* gains, const int64_t* places, void* left, void* right) {
-  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
-#pragma unroll
-  for (int g = 0; g < 2; ++g) {
-    int key = warp * 16 + g * 8 + (lane & 7);
-#pragma unroll
-    for (int p = 0; p < 4; ++p)
-      shoal::put_entry(
-          p < 2 ? left : right, key, (p & 1) * 16 + quarter * 4, raw + (g * 4 + p) * 4, gains[g * 4 + p],
-          places[g] >= 0);
-  }
-}
-
-// Half of a tile of window records: the keys `g` of every thread.
+// Loads of a tile: both keys of entries, or the first key of window records, whose bytes are twice as many. Of every
+// key QUARTERS quarters from quarter `part` on: 8 * QUARTERS words into raw.
+template <int QUARTERS>
 __device__ __forceinline__ void shoal_load_window(
-    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* window, int g) {
-  int quarter = (threadIdx.x & 31) >> 3;
-  const unsigned char* record = window + (places[g] < 0 ? int64_t(0) : places[g]);
+    unsigned* raw, unsigned* gains, int64_t place, const unsigned char* window, int part) {
+  const unsigned char* record = window + (place < 0 ? int64_t(0) : place);
 #pragma unroll
-  for (int p = 0; p < 8; ++p) {
-    uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + p * 4 + quarter);
+  for (int p = 0; p < 2 * QUARTERS; ++p) {
+    int chunk = (part * 2 + p) * 4 + ((threadIdx.x & 31) >> 3);
+    uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + chunk);
     raw[p * 4 + 0] = v.x;
     raw[p * 4 + 1] = v.y;
     raw[p * 4 + 2] = v.z;
     raw[p * 4 + 3] = v.w;
-    gains[p] = __ldg(record + 512 + p * 2 + (quarter >> 1));
+    gains[p] = __ldg(record + 512 + (chunk >> 1));
   }
 }
 
-__device__ __forceinline__ void shoal_store_half(
-    const unsigned* raw, const unsigned* gains, const int64_t* places, void* left, void* right, int g) {
-  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
-  int key = warp * 16 + g * 8 + (lane & 7);
+template <int QUARTERS>
+__device__ __forceinline__ void shoal_load(
+    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* window, const unsigned char* storage,
+    int part, int t, int near) {
+  if (t < (near + 63) / 64) {
+    shoal_load_window<QUARTERS>(raw, gains, places[0], window, part);
+    return;
+  }
 #pragma unroll
-  for (int p = 0; p < 8; ++p)
-    shoal::put_window(
-        p < 4 ? left : right, key, (p & 3) * 8 + quarter * 2, raw + p * 4, gains[p], places[g] >= 0);
+  for (int g = 0; g < 2; ++g) {
+    const unsigned char* record = storage + (places[g] < 0 ? int64_t(0) : places[g]);
+#pragma unroll
+    for (int p = 0; p < QUARTERS; ++p) {
+      int chunk = (part + p) * 4 + ((threadIdx.x & 31) >> 3), i = g * QUARTERS + p;
+      uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + chunk);
+      raw[i * 4 + 0] = v.x;
+      raw[i * 4 + 1] = v.y;
+      raw[i * 4 + 2] = v.z;
+      raw[i * 4 + 3] = v.w;
+      gains[i] = __ldg(reinterpret_cast<const unsigned short*>(record + 256) + chunk);
+    }
+  }
 }
 
-// Both halves, of which the first is loaded.
-__device__ __forceinline__ void shoal_store_window(
-    unsigned* raw, unsigned* gains, const int64_t* places, void* left, void* right, const unsigned char* window) {
-  shoal_store_half(raw, gains, places, left, right, 0);
-  shoal_load_window(raw, gains, places, window, 1);
-  shoal_store_half(raw, gains, places, left, right, 1);
+// Dequantise what was loaded (and load the second key of window records) into tiles of up to two quarters each.
+template <int QUARTERS>
+__device__ __forceinline__ void shoal_store(
+    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* window, int part, int t, int near,
+    void* left, void* right) {
+  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
+  if (t < (near + 63) / 64) {
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      if (g) shoal_load_window<QUARTERS>(raw, gains, places[1], window, part);
+#pragma unroll
+      for (int p = 0; p < 2 * QUARTERS; ++p)
+        shoal::put_window(
+            p < 4 ? left : right, warp * 16 + g * 8 + (lane & 7), (p & 3) * 8 + quarter * 2, raw + p * 4, gains[p],
+            places[g] >= 0);
+    }
+    return;
+  }
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+#pragma unroll
+    for (int p = 0; p < QUARTERS; ++p)
+      shoal::put_entry(
+          p < 2 ? left : right, warp * 16 + g * 8 + (lane & 7), (p & 1) * 16 + quarter * 4,
+          raw + (g * QUARTERS + p) * 4, gains[g * QUARTERS + p], places[g] >= 0);
+  }
 }
 
 // Queries [64, 512] of a row into two tiles, by 128 threads.
@@ -288,57 +295,5 @@ __device__ __forceinline__ void shoal_finish_as(
       *reinterpret_cast<uint4*>(out + head * 512 + dim) = v;
     }
   }
-}
-"""
-
-QUARTER = r"""
-// As the functions for whole keys, for 128 dims of a tile of [64, 128]: the quarter `part` of every record.
-__device__ __forceinline__ void shoal_load_entries_quarter(
-    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* storage, int part) {
-  int quarter = (threadIdx.x & 31) >> 3;
-#pragma unroll
-  for (int g = 0; g < 2; ++g) {
-    const unsigned char* record = storage + (places[g] < 0 ? int64_t(0) : places[g]);
-    uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + part * 4 + quarter);
-    raw[g * 4 + 0] = v.x;
-    raw[g * 4 + 1] = v.y;
-    raw[g * 4 + 2] = v.z;
-    raw[g * 4 + 3] = v.w;
-    gains[g] = __ldg(reinterpret_cast<const unsigned short*>(record + 256) + part * 4 + quarter);
-  }
-}
-
-__device__ __forceinline__ void shoal_store_entries_quarter(
-    const unsigned* raw, const unsigned* gains, const int64_t* places, void* tile) {
-  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
-#pragma unroll
-  for (int g = 0; g < 2; ++g)
-    shoal::put_entry(tile, warp * 16 + g * 8 + (lane & 7), quarter * 4, raw + g * 4, gains[g], places[g] >= 0);
-}
-
-__device__ __forceinline__ void shoal_load_window_quarter(
-    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* window, int part) {
-  int quarter = (threadIdx.x & 31) >> 3;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const unsigned char* record = window + (places[i >> 1] < 0 ? int64_t(0) : places[i >> 1]);
-    int chunk = part * 8 + (i & 1) * 4 + quarter;
-    uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + chunk);
-    raw[i * 4 + 0] = v.x;
-    raw[i * 4 + 1] = v.y;
-    raw[i * 4 + 2] = v.z;
-    raw[i * 4 + 3] = v.w;
-    gains[i] = __ldg(record + 512 + (chunk >> 1));
-  }
-}
-
-__device__ __forceinline__ void shoal_store_window_quarter(
-    const unsigned* raw, const unsigned* gains, const int64_t* places, void* tile) {
-  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    shoal::put_window(
-        tile, warp * 16 + (i >> 1) * 8 + (lane & 7), ((i & 1) * 4 + quarter) * 2, raw + i * 4, gains[i],
-        places[i >> 1] >= 0);
 }
 """
