@@ -105,6 +105,13 @@ def test_every_weight_byte_has_its_exact_value_on_the_device(backend: str) -> No
         assert_equal_bits(got.cpu() + 0.0, dequantise_fp8_weight(data, scale).t() + 0.0)
 
 
+def test_a_scale_that_bytes_cannot_carry_is_refused() -> None:
+    data, scale = torch.zeros(32, 32, dtype=torch.uint8), torch.full((1, 1), 135, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="2\\^7 at most"):
+        LinearWeight.from_fp8(data, scale, keep_bytes=True)
+    LinearWeight.from_fp8(data, scale)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_rows_give_an_empty_result_on_the_device(backend: str) -> None:
     _, device = _pair_fp8(64, 64, 1)

@@ -36,7 +36,7 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     # Blocks that share a multiprocessor have a producer of one warp; alone it is a warpgroup, which can give registers.
     THREADS = 384 if plan.blocks == 1 else 288
     summed = plan.split == 1 and segmented
-    part_rows = min(R, 128)
+    part_rows = R if R <= 128 else R // 2
     pitch = MOST_DEPTH // 32
     rows, width, depth, x_width, x_stride = (T.dynamic(n) for n in ("rows", "width", "depth", "x_width", "x_stride"))
     scale_rows, scale_columns = T.dynamic("scale_rows"), T.dynamic("scale_columns")
