@@ -25,6 +25,7 @@ from shoal_kernels.triton_rows import (
     store_record,
 )
 
+_PLACES = ["members", "positions", "block_ids", "slots"]
 _OPTIONS = {"num_warps": 1, **EXACT_OPTIONS}
 
 
@@ -66,7 +67,7 @@ def _store_entry(even, odd, row, positions, cos_sin, storage, block_units, data_
     store_record(even, odd, data, scales, KIND, DIM, PAIRS)
 
 
-@triton.jit(do_not_specialize=["raw_steps", "kept", "count"])
+@triton.jit(do_not_specialize=["raw_steps", "kept", "count"], do_not_specialize_on_alignment=_PLACES)
 def _store_main(raw, raw_steps, ring, kept, members, count, weight, eps, latent, positions, cos_sin, block_ids, slots,
                 storage, block_units, data_offset, scale_offset, DATA_STEP: tl.constexpr, SCALE_STEP: tl.constexpr,
                 KIND: tl.constexpr, FREQUENCIES: tl.constexpr, STEP: tl.constexpr, RATIO: tl.constexpr,
@@ -88,7 +89,7 @@ def _store_main(raw, raw_steps, ring, kept, members, count, weight, eps, latent,
                  DATA_STEP, SCALE_STEP, KIND, FREQUENCIES, DIM, PAIRS)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["x_steps"])
+@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=_PLACES)
 def _store_key(x, x_steps, weight, eps, positions, cos_sin, block_ids, slots, storage, block_units, data_offset,
                scale_offset, DATA_STEP: tl.constexpr, SCALE_STEP: tl.constexpr, KIND: tl.constexpr,
                FREQUENCIES: tl.constexpr, STEP: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip

@@ -21,7 +21,7 @@ _GATE_PROGRAMS = 1024  # about two rounds of an H200
 _GATE_WARPS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def _gather(data, scales, rows, out, DIM: tl.constexpr, BLOCK: tl.constexpr):
     # One table row per program.
     place = tl.program_id(0).to(tl.int64)
@@ -57,7 +57,7 @@ def _add_part(x, value, g, keep, out, at, DIM: tl.constexpr):
     tl.store(out + at, round_bf16(tl.where(keep, x, x + g * v)), mask=is_there)
 
 
-@triton.jit(do_not_specialize=["rows", "rows_each"])
+@triton.jit(do_not_specialize=["rows", "rows_each"], do_not_specialize_on_alignment=["skip"])
 def _gate(streams, kv, weight, skip, rms_eps, root, out, rows, rows_each, STREAMS: tl.constexpr, DIM: tl.constexpr,
           HEAD: tl.constexpr, TAIL: tl.constexpr):  # fmt: skip
     # One stream of some rows: its weight stays in registers. The streams of a row are neighbours in the grid, so its
@@ -101,7 +101,7 @@ def engram_gate(
 ) -> Tensor:
     """streams [R, N, D], kv [R, (N+1)*D], weight [N, D], skip [R] -> [R, N, D]."""
     rows, n, dim = streams.shape
-    streams, kv, weight, skip = (aligned(x) for x in (streams, kv, weight, skip))
+    streams, kv, weight, skip = aligned(streams), aligned(kv), aligned(weight), skip.contiguous()
     out = torch.empty_like(streams)
     if rows:
         head = triton.next_power_of_2(dim + 1) // 2

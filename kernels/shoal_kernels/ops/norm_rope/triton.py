@@ -53,7 +53,7 @@ def _norm(x, x_steps, weight, eps, out, STEP: tl.constexpr, DIM: tl.constexpr, H
         tl.store(target + more_at, _norm_part(more, factor, weight, more_at, DIM, TAIL, CAST), mask=more_at < DIM)
 
 
-@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["out"])
+@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["positions", "out"])
 def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.constexpr, STEP: tl.constexpr,
                FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
                TO_RECORD: tl.constexpr):  # fmt: skip
@@ -71,7 +71,7 @@ def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.const
         store_pairs(target, even, odd, DIM, PAIRS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _rope(x, x_stride, positions, cos_sin, out, out_stride, heads, INVERSE: tl.constexpr, CAST: tl.constexpr,
           FREQUENCIES: tl.constexpr, FIRST: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
           HEADS: tl.constexpr):  # fmt: skip
