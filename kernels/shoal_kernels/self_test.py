@@ -133,7 +133,8 @@ def _checks(place: _Place) -> Iterator[tuple[str, Check]]:
     yield "route", lambda rows, backend: router.route(logits[rows], bias, 2, 1.5, precision=precision, backend=backend)
 
     ids, shares = (
-        part.to(device) for part in router.route(logits.cpu(), bias.cpu(), 2, 1.5, precision=SERVED, backend="reference")
+        part.to(device)
+        for part in router.route(logits.cpu(), bias.cpu(), 2, 1.5, precision=SERVED, backend="reference")
     )
     pool = place.expert_weights(normal(6, 32, 96), normal(6, 32, 96), normal(6, 96, 32))
     yield (

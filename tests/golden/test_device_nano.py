@@ -32,13 +32,18 @@ def tokens(device: str, verify_width: int = 5, together: int = 8) -> list[tuple[
 
 
 def test_nano_chooses_on_a_device_what_it_chooses_on_the_host() -> None:
-    """Free-running answers part for good at one near tie; so every choice is also asked behind the host's own tokens."""
+    """Free-running answers part for good at one near tie, so every choice is also asked behind the host's tokens."""
     host, there = tokens("cpu"), tokens(DEVICE)
-    run_length = sum(next((i for i in range(COUNT) if a[i] != b[i]), COUNT) for a, b in zip(host, there, strict=True))
+    run_length = sum(common(one, other) for one, other in zip(host, there, strict=True))
     right = sum(forced(prompt, answer) for prompt, answer in zip(PROMPTS, host, strict=True))
     total = COUNT * len(PROMPTS)
     print(f"\nsame choice behind the same tokens {right / total:.4f}, free-running {run_length / total:.4f} of {total}")
     assert right / total >= LEAST_AGREEMENT
+
+
+def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Length of the common beginning."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 def forced(prompt: str, answer: tuple[int, ...]) -> int:
