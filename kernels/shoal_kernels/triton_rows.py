@@ -221,20 +221,29 @@ def store_pairs(pointer, even, odd, DIM: tl.constexpr, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def norm_pairs(even, odd, weight, eps, DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """RMS norm of a row with a float32 weight, rounded to bfloat16 values."""
+def norm_pairs(even, odd, even_weight, odd_weight, eps, DIM: tl.constexpr):
+    """RMS norm of a row with its float32 weight, rounded to bfloat16 values.
+
+    The weight comes loaded: Triton keeps the order of memory accesses, and one behind the sum would wait for it.
+    """
     factor = rsqrt(tl.math.div_rn(tl.sum(even * even + odd * odd, 0), DIM * 1.0) + eps)
-    even_weight, odd_weight = load_pairs(weight, DIM, PAIRS)
     return bf16_value((even * factor) * even_weight), bf16_value((odd * factor) * odd_weight)
 
 
 @triton.jit
-def rotate_pairs(even, odd, cos_sin, FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """Rotate the last FREQUENCIES pairs of a row by one row of the table, rounded to bfloat16 values."""
+def load_angles(cos_sin, position, FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """cos and sin of every pair of a row at a position; 1 and 0 for the pairs that are not rotated."""
     pair = tl.arange(0, PAIRS) - (DIM // 2 - FREQUENCIES)
     is_rotated = (pair >= 0) & (pair < FREQUENCIES)
-    cos = tl.load(cos_sin + pair, mask=is_rotated, other=1.0)
-    sin = tl.load(cos_sin + FREQUENCIES + pair, mask=is_rotated, other=0.0)
+    angles = cos_sin + position * (2 * FREQUENCIES) + pair
+    return tl.load(angles, mask=is_rotated, other=1.0), tl.load(angles + FREQUENCIES, mask=is_rotated, other=0.0)
+
+
+@triton.jit
+def rotate_pairs(even, odd, cos, sin, FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """Rotate the last FREQUENCIES pairs of a row, rounded to bfloat16 values."""
+    pair = tl.arange(0, PAIRS) - (DIM // 2 - FREQUENCIES)
+    is_rotated = (pair >= 0) & (pair < FREQUENCIES)
     new_even, new_odd = even * cos - odd * sin, even * sin + odd * cos
     return bf16_value(tl.where(is_rotated, new_even, even)), bf16_value(tl.where(is_rotated, new_odd, odd))
 

@@ -159,7 +159,7 @@ def _check_independence(rows: int, d: int, sizes: tuple[int, ...]) -> None:
 
 def test_rows_do_not_depend_on_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # As on the device from 65 rows on: the partial sums of mix are cut otherwise.
-    monkeypatch.setattr(mix_triton, "_tile", lambda rows: mix_triton.TILES[int(rows > 3)])
+    monkeypatch.setattr(mix_triton, "_segments_per_program", lambda rows: 1 if rows <= 3 else mix_triton.GROUP)
     _check_independence(8, 96, (3,))
 
 
@@ -172,14 +172,14 @@ def test_rows_do_not_depend_on_their_batch_on_the_device(d: int) -> None:
 
 @pytest.mark.gpu
 @needs_device
-def test_every_tile_of_mix_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams, weight = _streams(300, RELEASED, seed=3).to(DEVICE), _weight(RELEASED)
+@pytest.mark.parametrize("rows", [1, 300])
+def test_every_cut_of_mix_gives_the_same_bits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, weight = _streams(rows, RELEASED, seed=3).to(DEVICE), _weight(RELEASED)
     results = []
-    for tile in mix_triton.TILES:
-        monkeypatch.setattr(mix_triton, "_tile", lambda rows, tile=tile: tile)
+    for segments in (1, mix_triton.GROUP):
+        monkeypatch.setattr(mix_triton, "_segments_per_program", lambda rows, segments=segments: segments)
         results.append(_mix(streams, weight, on_device=True))
-    for other in results[1:]:
-        assert_equal_bits(other, results[0])
+    assert_equal_bits(results[1], results[0])
 
 
 def test_a_weight_of_the_other_form_is_refused() -> None:

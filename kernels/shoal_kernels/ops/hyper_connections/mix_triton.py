@@ -1,9 +1,10 @@
 # mypy: ignore-errors
 """mix on an accelerator: a skinny product on the tensor cores, then sigmoids and Sinkhorn.
 
-The product over K = N*D is cut into segments of `SEGMENT`, each summed by the tensor core alone; four neighbours are
+The product over K = N*D is cut into segments of `SEGMENT`, each summed by the tensor core alone; `GROUP` neighbours are
 added in order to a group, and the groups in order to the total. A program of the first kernel writes one segment or
-one group; both give the same additions, so the choice follows the number of rows and the bits do not.
+one group; both give the same additions, so the choice follows the number of rows and the bits do not. Tiles have one
+size: another number of warps sums squares in another order.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from shoal_kernels import triton_lib as lib
 
-SEGMENT, BLOCK_K, GROUP = 256, 64, 4
+SEGMENT, BLOCK_K, GROUP = 256, 64, 5
+BLOCK_R, WARPS, STAGES = 64, 4, 3
 COLUMNS = 32
 """Columns of a partial sum: the (2 + N) * N products, then the sum of squares, then padding."""
-_FINISH_ROWS = 4
+_FINISH_ROWS, _FINISH_WARPS = 4, 1
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -132,18 +134,21 @@ def finish_kernel(
 ):
     """Coefficients of BLOCK_R rows from partials [GROUPS * PER_GROUP, rows, COLS], for four streams.
 
-    A thread holds its row's 4 x 4 matrix in registers.
+    A lane holds its row's 4 x 4 matrix in registers.
     """
     N: tl.constexpr = 4
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     index = tl.arange(0, COLS)
-    group = tl.arange(0, BLOCK_G)[:, None, None]
-    mask = (group < GROUPS) & (row < rows)[None, :, None]
-    at = (group * PER_GROUP * rows + row[None, :, None]).to(tl.int64) * COLS + index[None, None, :]
+    # Rows vary fastest: the lanes of a warp then hold the rows, each lane all groups of its row, and the sum over
+    # groups stays in registers.
+    place = tl.arange(0, BLOCK_G * BLOCK_R)
+    group, place_row = place // BLOCK_R, tl.program_id(0) * BLOCK_R + place % BLOCK_R
+    mask = ((group < GROUPS) & (place_row < rows))[:, None]
+    at = (group * PER_GROUP * rows + place_row).to(tl.int64)[:, None] * COLS + index[None, :]
     sums = tl.load(partials + at, mask=mask, other=0.0)
     for s in tl.static_range(1, PER_GROUP):
         sums += tl.load(partials + at + s * rows * COLS, mask=mask, other=0.0)
-    total = tl.sum(sums, 0)
+    total = tl.sum(tl.reshape(sums, (BLOCK_G, BLOCK_R, COLS)), 0)
 
     mean = tl.math.div_rn(_column(total, index, N * (N + 2)), K * 1.0)
     factor = tl.math.div_rn(1.0, tl.math.sqrt_rn(mean + rms_eps))
@@ -191,11 +196,11 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
     pre, post, comb = torch.empty(rows, n, **wide), torch.empty(rows, n, **wide), torch.empty(rows, n, n, **wide)
     if rows == 0:
         return pre, post, comb
-    block_r, per_program, num_warps, num_stages = _tile(rows)
+    per_program = _segments_per_program(rows)
     groups = triton.cdiv(n * d, GROUP * SEGMENT)
     programs = groups * (GROUP // per_program)
     partials = torch.empty(programs, rows, COLUMNS, **wide)
-    partial_kernel[(triton.cdiv(rows, block_r), programs)](
+    partial_kernel[(triton.cdiv(rows, BLOCK_R), programs)](
         streams.contiguous(),
         weight.fn,
         partials,
@@ -207,9 +212,9 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         LENGTH=SEGMENT,
         STEP=BLOCK_K,
         PER_PROGRAM=per_program,
-        BLOCK_R=block_r,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        BLOCK_R=BLOCK_R,
+        num_warps=WARPS,
+        num_stages=STAGES,
         **lib.EXACT_OPTIONS,
     )
     finish_kernel[(triton.cdiv(rows, _FINISH_ROWS),)](
@@ -229,17 +234,12 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         COLS=COLUMNS,
         ITERATIONS=iterations,
         BLOCK_R=_FINISH_ROWS,
-        num_warps=4,
+        num_warps=_FINISH_WARPS,
         **lib.EXACT_OPTIONS,
     )
     return pre, post, comb
 
 
-# Rows of a tile, segments of a program, warps, stages. Few rows: many short programs; many: few reads of the weight.
-TILES = ((64, 1, 4, 4), (64, GROUP, 4, 4), (256, GROUP, 8, 4))
-
-
-def _tile(rows: int) -> tuple[int, int, int, int]:
-    if rows <= 64:
-        return TILES[0]
-    return TILES[1] if rows <= 512 else TILES[2]
+def _segments_per_program(rows: int) -> int:
+    """Few rows: many short programs; many: one wave of programs (1,536 rows: 384 of 396) and fewer partial sums."""
+    return 1 if rows <= 512 else GROUP

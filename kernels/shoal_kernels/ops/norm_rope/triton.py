@@ -14,6 +14,7 @@ from shoal_kernels.triton_rows import (
     WINDOW,
     aligned_rows,
     bf16_value,
+    load_angles,
     load_pairs,
     norm_pairs,
     pairs_of,
@@ -27,8 +28,8 @@ from shoal_kernels.triton_rows import (
 
 
 @triton.jit
-def _norm_part(values, factor, weight, at, DIM: tl.constexpr, SIZE: tl.constexpr, CAST: tl.constexpr):
-    normed = bf16_value((values * factor) * tl.load(weight + at, mask=at < DIM, other=0.0))
+def _norm_part(values, factor, gain, SIZE: tl.constexpr, CAST: tl.constexpr):
+    normed = bf16_value((values * factor) * gain)
     if CAST:
         normed = tl.reshape(q8_value(tl.reshape(normed, [SIZE // 32, 32]), 1), [SIZE])
     return round_bf16(normed)
@@ -37,20 +38,24 @@ def _norm_part(values, factor, weight, at, DIM: tl.constexpr, SIZE: tl.constexpr
 @triton.jit(do_not_specialize=["x_steps"])
 def _norm(x, x_steps, weight, eps, out, STEP: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
           CAST: tl.constexpr):  # fmt: skip
-    # A row is HEAD values and at most TAIL more, both powers of two: 5120 is 4096 + 1024, without idle lanes.
+    # A row is HEAD values and at most TAIL more, both powers of two: 5120 is 4096 + 1024, without idle lanes. All is
+    # loaded before the sum: an access behind it would wait for it.
     row = tl.program_id(0).to(tl.int64)
     source, target = x + row * x_steps * STEP, out + row * DIM
     at = tl.arange(0, HEAD)
     values = tl.load(source + at, mask=at < DIM, other=0.0).to(tl.float32)
-    total = tl.sum(values * values, 0)
     if TAIL:
         more_at = HEAD + tl.arange(0, TAIL)
         more = tl.load(source + more_at, mask=more_at < DIM, other=0.0).to(tl.float32)
+        more_gain = tl.load(weight + more_at, mask=more_at < DIM, other=0.0)
+    gain = tl.load(weight + at, mask=at < DIM, other=0.0)
+    total = tl.sum(values * values, 0)
+    if TAIL:
         total += tl.sum(more * more, 0)
     factor = rsqrt(tl.math.div_rn(total, DIM * 1.0) + eps)
-    tl.store(target + at, _norm_part(values, factor, weight, at, DIM, HEAD, CAST), mask=at < DIM)
+    tl.store(target + at, _norm_part(values, factor, gain, HEAD, CAST), mask=at < DIM)
     if TAIL:
-        tl.store(target + more_at, _norm_part(more, factor, weight, more_at, DIM, TAIL, CAST), mask=more_at < DIM)
+        tl.store(target + more_at, _norm_part(more, factor, more_gain, TAIL, CAST), mask=more_at < DIM)
 
 
 @triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["positions", "out"])
@@ -58,10 +63,12 @@ def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.const
                FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
                TO_RECORD: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + row)
     even, odd = load_pairs(x + row * x_steps * STEP, DIM, PAIRS)
-    even, odd = norm_pairs(even, odd, weight, eps, DIM, PAIRS)
-    angles = cos_sin + tl.load(positions + row) * (2 * FREQUENCIES)
-    even, odd = rotate_pairs(even, odd, angles, FREQUENCIES, DIM, PAIRS)
+    even_weight, odd_weight = load_pairs(weight, DIM, PAIRS)
+    cos, sin = load_angles(cos_sin, position, FREQUENCIES, DIM, PAIRS)
+    even, odd = norm_pairs(even, odd, even_weight, odd_weight, eps, DIM)
+    even, odd = rotate_pairs(even, odd, cos, sin, FREQUENCIES, DIM, PAIRS)
     target = out + row * UNITS
     if UNITS % 16 == 0:
         target = tl.multiple_of(target, 16)
