@@ -27,7 +27,7 @@ from shoal_kernels.triton_rows import (
 )
 
 _PLACES = ["members", "positions", "block_ids", "slots"]
-_WARPS = 1
+_WARPS = 2
 
 
 @triton.jit

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import EXACT_OPTIONS, decode_ue8m0, round_bf16
-from shoal_kernels.triton_rows import aligned, from_e4m3, rsqrt, sigmoid
+from shoal_kernels.triton_rows import aligned, from_e4m3, programs_at_once, row_parts, rsqrt, sigmoid
 
 if TYPE_CHECKING:
     from shoal_kernels.ops.engram import EngramTable
 
 _GATHER_TILE = 16
-_GATE_PROGRAMS = 1024  # about two rounds of an H200
-_GATE_WARPS = 8
+_GATE_STAGES = 2
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["rows"])
@@ -41,54 +40,59 @@ def _add_three(a, b, c, d, e, f):
 
 
 @triton.jit
-def _load_part(streams, keys, value, at, DIM: tl.constexpr):
-    is_there = at < DIM
-    x, key = tl.load(streams + at, mask=is_there, other=0.0), tl.load(keys + at, mask=is_there, other=0.0)
-    return x, key, tl.load(value + at, mask=is_there, other=0.0)
-
-
-@triton.jit
-def _sums(x, key, w):
+def _products(x, key, w):
     x, key = x.to(tl.float32), key.to(tl.float32)
-    return tl.reduce(((x * w) * key, x * x, key * key), 0, _add_three)
+    return (x * w) * key, x * x, key * key
 
 
 @triton.jit
-def _add_part(x, value, g, keep, out, at, DIM: tl.constexpr):
+def _add_part(x, value, g, keep, out, mask):
     x = x.to(tl.float32)
-    mixed = x + g * value.to(tl.float32)
-    tl.store(out + at, round_bf16(tl.where(keep, x, mixed)), mask=at < DIM)
+    tl.store(out, round_bf16(tl.where(keep, x, x + g * value.to(tl.float32))), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows", "rows_each"], do_not_specialize_on_alignment=["skip"])
 def _gate(streams, kv, weight, skip, rms_eps, root, out, rows, rows_each, STREAMS: tl.constexpr, DIM: tl.constexpr,
-          HEAD: tl.constexpr, TAIL: tl.constexpr):  # fmt: skip
+          PARTS: tl.constexpr, SIZE: tl.constexpr, HAS_MORE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     # One stream of some rows: its weight stays in registers. The streams of a row are neighbours in the grid, so its
-    # value is read from memory once. All is loaded before the sums: an access behind them would wait for them.
+    # value is read from memory once. A row is PARTS x SIZE values and perhaps SIZE more: 5120 is 4 x 1024 + 1024. Parts
+    # are added thread by thread, which leaves one sum over SIZE. All is loaded before it, and of the next row, too.
     first, n = (tl.program_id(0) // STREAMS) * rows_each, tl.program_id(0) % STREAMS
-    at, more_at = tl.arange(0, HEAD), HEAD + tl.arange(0, max(TAIL, 1))
+    column = tl.arange(0, SIZE)
+    at = tl.arange(0, PARTS)[:, None] * SIZE + column[None, :]
+    more_at = PARTS * SIZE + column
     w = tl.load(weight + n * DIM + at, mask=at < DIM, other=0.0)
-    more_w = tl.load(weight + n * DIM + more_at, mask=more_at < DIM, other=0.0)
-    for i in range(0, min(rows_each, rows - first)):
+    if HAS_MORE:
+        more_w = tl.load(weight + n * DIM + more_at, mask=more_at < DIM, other=0.0)
+    for i in tl.range(0, min(rows_each, rows - first), num_stages=STAGES):
         row = (first + i).to(tl.int64)
         place = (row * STREAMS + n) * DIM
-        keys, value = kv + (row * (STREAMS + 1) + n) * DIM, kv + (row * (STREAMS + 1) + STREAMS) * DIM
+        keys, values = kv + (row * (STREAMS + 1) + n) * DIM, kv + (row * (STREAMS + 1) + STREAMS) * DIM
         keep = tl.load(skip + row) != 0
-        x, key, v = _load_part(streams + place, keys, value, at, DIM)
-        if TAIL:
-            more_x, more_key, more_v = _load_part(streams + place, keys, value, more_at, DIM)
-        dot, x_square, key_square = _sums(x, key, w)
-        if TAIL:
-            more_dot, more_x_square, more_key_square = _sums(more_x, more_key, more_w)
+        x = tl.load(streams + place + at, mask=at < DIM, other=0.0)
+        key = tl.load(keys + at, mask=at < DIM, other=0.0)
+        value = tl.load(values + at, mask=at < DIM, other=0.0)
+        dot, x_square, key_square = _products(x, key, w)
+        dot, x_square, key_square = tl.sum(dot, 0), tl.sum(x_square, 0), tl.sum(key_square, 0)
+        if HAS_MORE:
+            more_x = tl.load(streams + place + more_at, mask=more_at < DIM, other=0.0)
+            more_key = tl.load(keys + more_at, mask=more_at < DIM, other=0.0)
+            more_value = tl.load(values + more_at, mask=more_at < DIM, other=0.0)
+            more_dot, more_x_square, more_key_square = _products(more_x, more_key, more_w)
             dot, x_square, key_square = dot + more_dot, x_square + more_x_square, key_square + more_key_square
+        dot, x_square, key_square = tl.reduce((dot, x_square, key_square), 0, _add_three)
         dot = dot * rsqrt(tl.math.div_rn(x_square, DIM * 1.0) + rms_eps)
         dot = dot * rsqrt(tl.math.div_rn(key_square, DIM * 1.0) + rms_eps)
         dot = dot * root
         magnitude = tl.math.sqrt_rn(tl.maximum(tl.abs(dot), 1e-6))
         g = sigmoid(tl.where(dot > 0, magnitude, tl.where(dot < 0, -magnitude, 0.0)))
-        _add_part(x, v, g, keep, out + place, at, DIM)
-        if TAIL:
-            _add_part(more_x, more_v, g, keep, out + place, more_at, DIM)
+        _add_part(x, value, g, keep, out + place + at, at < DIM)
+        if HAS_MORE:
+            _add_part(more_x, more_value, g, keep, out + place + more_at, more_at < DIM)
+
+
+def _gate_warps(size: int) -> int:
+    return max(1, min(8, size // 256))
 
 
 def engram_gather(table: EngramTable, rows: Tensor, precision: Precision) -> Tensor:
@@ -111,10 +115,9 @@ def engram_gate(
     streams, kv, weight, skip = aligned(streams), aligned(kv), aligned(weight), skip.contiguous()
     out = torch.empty_like(streams)
     if rows:
-        head = triton.next_power_of_2(dim + 1) // 2
-        tail = triton.next_power_of_2(dim - head) if dim > head else 0
-        rows_each = max(1, rows * n // _GATE_PROGRAMS)
+        parts, size, has_more = row_parts(dim)
+        rows_each = triton.cdiv(rows * n, programs_at_once(streams.device))
         given = streams, kv, weight, skip, rms_eps, float(dim) ** -0.5, out, rows, rows_each
-        num_warps = max(1, min(_GATE_WARPS, head // 512))
-        _gate[(triton.cdiv(rows, rows_each) * n,)](*given, n, dim, head, tail, num_warps=num_warps, **EXACT_OPTIONS)
+        sizes = n, dim, parts, size, has_more, _GATE_STAGES
+        _gate[(triton.cdiv(rows, rows_each) * n,)](*given, *sizes, num_warps=_gate_warps(size), **EXACT_OPTIONS)
     return out

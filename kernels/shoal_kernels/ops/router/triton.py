@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from shoal_kernels.triton_lib import EXACT_OPTIONS
-from shoal_kernels.triton_rows import softplus
+from shoal_kernels.triton_rows import softplus, tree_sum
 
-_WARPS = 4
+_MANY_ROWS = 512
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _route(logits, logits_stride, bias, bias_stride, scale, ids, weights, K: tl.
     is_place = place < K
     kept = tl.math.sqrt_rn(softplus(tl.load(logits + row * logits_stride + chosen, mask=is_place, other=0.0)))
     kept = tl.where(is_place, kept, 0.0)
-    total = tl.sum(kept, 0) + 1e-20
+    total = tree_sum(kept, PLACES) + 1e-20
     tl.store(ids + row * K + place, chosen, mask=is_place)
     tl.store(weights + row * K + place, tl.math.div_rn(kept, total) * scale, mask=is_place)
 
@@ -54,5 +54,7 @@ def route(logits: Tensor, bias: Tensor, k: int, scale: float) -> tuple[Tensor, T
     if rows:
         given = logits, logits.stride(0), bias, bias.stride(0), scale, ids, weights
         sizes = k, triton.next_power_of_2(k), experts, triton.next_power_of_2(experts)
-        _route[(rows,)](*given, *sizes, num_warps=_WARPS, **EXACT_OPTIONS)
+        # More warps are sooner done with a row, and do more work for it. No sum depends on them.
+        num_warps = 4 if rows < _MANY_ROWS else 1
+        _route[(rows,)](*given, *sizes, num_warps=num_warps, **EXACT_OPTIONS)
     return ids, weights
