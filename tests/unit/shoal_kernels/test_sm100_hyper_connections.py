@@ -8,18 +8,17 @@ import pytest
 from support.compile_triton import compile_ptx
 
 SIGNATURE = {"streams": "*bf16", "fn": "*bf16", "out": "*fp32", "rows": "i32"}
-SIZES = {"K": 20480, "M": 24, "PARTS": 2, "COLS": 32, "LENGTH": 256, "STEP": 64}
+SIZES = {"K": 20480, "M": 24, "PARTS": 2, "COLS": 32, "LENGTH": 640, "STEP": 64, "BLOCK": 64}
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA compiler")
 
 
 def _ptx(capability: int) -> str:
-    constants = {**SIZES, "PER_PROGRAM": 5, "BLOCK_R": 64}
     return compile_ptx(
         "shoal_kernels.ops.hyper_connections.mix_triton",
         "partial_kernel",
-        {**SIGNATURE, **dict.fromkeys(constants, "constexpr")},
-        constants,
+        {**SIGNATURE, **dict.fromkeys(SIZES, "constexpr")},
+        SIZES,
         capability=capability,
         num_warps=4,
         num_stages=3,

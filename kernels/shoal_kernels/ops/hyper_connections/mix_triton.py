@@ -1,10 +1,9 @@
 # mypy: ignore-errors
 """mix on an accelerator: a skinny product on the tensor cores, then sigmoids and Sinkhorn.
 
-The product over K = N*D is cut into segments of `SEGMENT`, each summed by the tensor core alone; `GROUP` neighbours are
-added in order to a group, and the groups in order to the total. A program of the first kernel writes one segment or
-one group; both give the same additions, so the choice follows the number of rows and the bits do not. Tiles have one
-size: another number of warps sums squares in another order.
+The product over K = N*D is cut into segments of `SEGMENT`, each summed by the tensor core alone and written as a
+partial sum; the second kernel adds the segments in order. Cut and tile are fixed, so a row's bits do not depend on its
+batch.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from shoal_kernels import triton_lib as lib
 
-SEGMENT, BLOCK_K, GROUP = 256, 64, 5
-BLOCK_R, WARPS, STAGES = 64, 4, 3
+SEGMENT, BLOCK_K, BLOCK_R = 640, 64, 64
+WARPS = 4
 COLUMNS = 32
 """Columns of a partial sum: the (2 + N) * N products, then the sum of squares, then padding."""
 _FINISH_ROWS, _FINISH_WARPS = 4, 1
@@ -35,42 +34,36 @@ def partial_kernel(
     COLS: tl.constexpr,
     LENGTH: tl.constexpr,
     STEP: tl.constexpr,
-    PER_PROGRAM: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Sums of streams [rows, K] times fn [M, PARTS, K] over some segments: out [programs, rows, COLS] float32.
+    """Sums over one segment of streams [rows, K] times fn [M, PARTS, K]: out [segments, rows, COLS] float32.
 
-    The parts of an output are neighbouring columns of the product.
+    The parts of an output are neighbouring columns of the product. Squares are summed by the tensor core too, as the
+    diagonal of the tile times itself: a tile that a product reads from shared memory and a sum reads from registers
+    loses a buffer in Triton's pipeline (3.6, 3.7), and the next load overwrites what the product still reads.
     """
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLS * PARTS)
     step = tl.arange(0, STEP)
-    first = tl.program_id(1) * (PER_PROGRAM * LENGTH)
+    first = tl.program_id(1) * LENGTH
     left = streams + row.to(tl.int64)[:, None] * K + step[None, :]
     right = fn + column[:, None] * K + step[None, :]
-    index = tl.arange(0, COLS)
 
-    STEPS: tl.constexpr = LENGTH // STEP
-    total = tl.zeros((BLOCK_R, COLS), tl.float32)
-    product = tl.zeros((BLOCK_R, COLS * PARTS), tl.float32)
-    # Eight neighbours are summed within a thread; their sums meet once per segment.
-    squares = tl.zeros((BLOCK_R, STEP // 8), tl.float32)
-    for i in range(PER_PROGRAM * STEPS):
+    product = tl.zeros((BLOCK, COLS * PARTS), tl.float32)
+    squares = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for i in range(LENGTH // STEP):
         k = first + i * STEP
         inside = k + step < K
         a = tl.load(left + k, mask=(row < rows)[:, None] & inside[None, :], other=0.0)
         b = tl.load(right + k, mask=(column < M * PARTS)[:, None] & inside[None, :], other=0.0)
         product = lib.dot(a, tl.trans(b), product)
-        wide = a.to(tl.float32)
-        squares += tl.sum(tl.reshape(wide * wide, (BLOCK_R, STEP // 8, 8)), 2)
-        if (i + 1) % STEPS == 0:
-            segment = tl.sum(tl.reshape(product, (BLOCK_R, COLS, PARTS)), 2)
-            square = tl.sum(squares, 1)
-            total += tl.where(index[None, :] == M, square[:, None], segment)
-            product = tl.zeros((BLOCK_R, COLS * PARTS), tl.float32)
-            squares = tl.zeros((BLOCK_R, STEP // 8), tl.float32)
+        squares = lib.dot(a, tl.trans(a), squares)
+
+    index, own = tl.arange(0, COLS), tl.arange(0, BLOCK)
+    sums = tl.sum(tl.reshape(product, (BLOCK, COLS, PARTS)), 2)
+    square = tl.sum(tl.where(own[:, None] == own[None, :], squares, 0.0), 1)
     place = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * COLS + index[None, :]
-    tl.store(out + place, total, mask=(row < rows)[:, None])
+    tl.store(out + place, tl.where(index[None, :] == M, square[:, None], sums), mask=(row < rows)[:, None])
 
 
 @triton.jit
@@ -125,30 +118,26 @@ def finish_kernel(
     eps,
     rms_eps,
     K: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PER_GROUP: tl.constexpr,
-    BLOCK_G: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     COLS: tl.constexpr,
     ITERATIONS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Coefficients of BLOCK_R rows from partials [GROUPS * PER_GROUP, rows, COLS], for four streams.
+    """Coefficients of BLOCK rows from partials [SEGMENTS, rows, COLS], for four streams.
 
     A lane holds its row's 4 x 4 matrix in registers.
     """
     N: tl.constexpr = 4
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     index = tl.arange(0, COLS)
-    # Rows vary fastest: the lanes of a warp then hold the rows, each lane all groups of its row, and the sum over
-    # groups stays in registers.
-    place = tl.arange(0, BLOCK_G * BLOCK_R)
-    group, place_row = place // BLOCK_R, tl.program_id(0) * BLOCK_R + place % BLOCK_R
-    mask = ((group < GROUPS) & (place_row < rows))[:, None]
-    at = (group * PER_GROUP * rows + place_row).to(tl.int64)[:, None] * COLS + index[None, :]
-    sums = tl.load(partials + at, mask=mask, other=0.0)
-    for s in tl.static_range(1, PER_GROUP):
-        sums += tl.load(partials + at + s * rows * COLS, mask=mask, other=0.0)
-    total = tl.sum(tl.reshape(sums, (BLOCK_G, BLOCK_R, COLS)), 0)
+    # Rows vary fastest: the lanes of a warp then hold the rows, each lane all segments of its row, and the sum over
+    # them stays in registers.
+    place = tl.arange(0, BLOCK_S * BLOCK)
+    segment, place_row = place // BLOCK, tl.program_id(0) * BLOCK + place % BLOCK
+    mask = ((segment < SEGMENTS) & (place_row < rows))[:, None]
+    at = (segment * rows + place_row).to(tl.int64)[:, None] * COLS + index[None, :]
+    total = tl.sum(tl.reshape(tl.load(partials + at, mask=mask, other=0.0), (BLOCK_S, BLOCK, COLS)), 0)
 
     mean = tl.math.div_rn(_column(total, index, N * (N + 2)), K * 1.0)
     factor = tl.math.div_rn(1.0, tl.math.sqrt_rn(mean + rms_eps))
@@ -196,11 +185,9 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
     pre, post, comb = torch.empty(rows, n, **wide), torch.empty(rows, n, **wide), torch.empty(rows, n, n, **wide)
     if rows == 0:
         return pre, post, comb
-    per_program = _segments_per_program(rows)
-    groups = triton.cdiv(n * d, GROUP * SEGMENT)
-    programs = groups * (GROUP // per_program)
-    partials = torch.empty(programs, rows, COLUMNS, **wide)
-    partial_kernel[(triton.cdiv(rows, BLOCK_R), programs)](
+    segments = triton.cdiv(n * d, SEGMENT)
+    partials = torch.empty(segments, rows, COLUMNS, **wide)
+    partial_kernel[(triton.cdiv(rows, BLOCK_R), segments)](
         streams.contiguous(),
         weight.fn,
         partials,
@@ -211,10 +198,9 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         COLS=COLUMNS,
         LENGTH=SEGMENT,
         STEP=BLOCK_K,
-        PER_PROGRAM=per_program,
-        BLOCK_R=BLOCK_R,
+        BLOCK=BLOCK_R,
         num_warps=WARPS,
-        num_stages=STAGES,
+        num_stages=_stages(rows),
         **lib.EXACT_OPTIONS,
     )
     finish_kernel[(triton.cdiv(rows, _FINISH_ROWS),)](
@@ -228,18 +214,17 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         eps,
         rms_eps,
         K=n * d,
-        GROUPS=groups,
-        PER_GROUP=GROUP // per_program,
-        BLOCK_G=triton.next_power_of_2(groups),
+        SEGMENTS=segments,
+        BLOCK_S=triton.next_power_of_2(segments),
         COLS=COLUMNS,
         ITERATIONS=iterations,
-        BLOCK_R=_FINISH_ROWS,
+        BLOCK=_FINISH_ROWS,
         num_warps=_FINISH_WARPS,
         **lib.EXACT_OPTIONS,
     )
     return pre, post, comb
 
 
-def _segments_per_program(rows: int) -> int:
-    """Few rows: many short programs; many: one wave of programs (1,536 rows: 384 of 396) and fewer partial sums."""
-    return 1 if rows <= 512 else GROUP
+def _stages(rows: int) -> int:
+    """Loads in flight: many where a multiprocessor has one program, fewer where it has three or four."""
+    return 5 if rows <= 256 else 3
