@@ -283,6 +283,8 @@ def linear(x: Tensor, weight: "LinearWeight", cast: bool, round_out: bool, preci
     rows, width, depth = x.shape[0], weight.out_features, weight.depth
     if not serves(width, weight.groups, depth) or rows == 0:
         return plain.linear(x, weight, cast, round_out, precision)
+    if rows == 1 and x.stride(1) == 1:
+        x = x.as_strided(x.shape, (x.shape[1], 1))  # one row may have any stride; the copy engine takes some
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()
     if cast:
