@@ -129,10 +129,10 @@ WGMMA_SOURCE = r"""
 #include <tl_templates/cuda/instruction/wgmma.h>
 #include <tl_templates/cuda/intrin.h>
 
-__device__ __forceinline__ uint64_t shoal_descriptor(const void* tile) {
-  tl::GmmaDescriptor descriptor;
-  tl::initialize_wgmma_descriptor<1, 1, 64>(descriptor, static_cast<const char*>(tile));  // 128-byte swizzle
-  return uint64_t(descriptor);
+// The descriptor of a tile with rows of 128 bytes and the 128-byte swizzle, `offset` 16-byte units into them.
+__device__ __forceinline__ uint64_t shoal_descriptor(const void* tile, int offset) {
+  const unsigned low = ((static_cast<unsigned>(__cvta_generic_to_shared(tile)) >> 4) & 0x3fff) + offset;
+  return uint64_t(0x40000040u) << 32 | (low | 0x10000u);
 }
 
 // Starts sums [64, ROWS] += weight tile [64, STEP] (in registers) times x tile [ROWS, STEP] transposed. The x tile is
@@ -140,14 +140,13 @@ __device__ __forceinline__ uint64_t shoal_descriptor(const void* tile) {
 template <int ROWS, int STEP>
 __device__ __forceinline__ void shoal_multiply(void* fragment, const void* x, float* sums) {
   unsigned* operand = static_cast<unsigned*>(fragment);
-  const uint64_t descriptor = shoal_descriptor(x);
   tl::warpgroup_fence_operand(operand, STEP / 4);
   tl::warpgroup_fence_operand(sums, ROWS / 2);
   tl::warpgroup_arrive();
 #pragma unroll
   for (int k = 0; k < STEP / 16; ++k)
     tl::wgmma_rs<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, ROWS, 16, false, false>(
-        operand + k * 4, descriptor + (k / 4 * ROWS * 8 + k % 4 * 2), reinterpret_cast<uint32_t*>(sums), true);
+        operand + k * 4, shoal_descriptor(x, k / 4 * ROWS * 8 + k % 4 * 2), reinterpret_cast<uint32_t*>(sums), true);
   tl::warpgroup_commit_batch();
   tl::warpgroup_fence_operand(sums, ROWS / 2);
   tl::warpgroup_fence_operand(operand, STEP / 4);
@@ -156,13 +155,12 @@ __device__ __forceinline__ void shoal_multiply(void* fragment, const void* x, fl
 // The same with the weight tile [64, 64] of bfloat16 in shared memory.
 template <int ROWS>
 __device__ __forceinline__ void shoal_multiply_shared(const void* weight, const void* x, float* sums) {
-  const uint64_t left = shoal_descriptor(weight), right = shoal_descriptor(x);
   tl::warpgroup_fence_operand(sums, ROWS / 2);
   tl::warpgroup_arrive();
 #pragma unroll
   for (int k = 0; k < 4; ++k)
     tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, ROWS, 16, false, false>(
-        left + k * 2, right + k * 2, reinterpret_cast<uint32_t*>(sums), true);
+        shoal_descriptor(weight, k * 2), shoal_descriptor(x, k * 2), reinterpret_cast<uint32_t*>(sums), true);
   tl::warpgroup_commit_batch();
   tl::warpgroup_fence_operand(sums, ROWS / 2);
 }
