@@ -103,3 +103,18 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) kernel(
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in done.stderr
     assert "serialized" not in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA compiler")
+def test_tilelang_launches_the_hopper_kernel_ahead_of_the_end_of_the_grid_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("tilelang")
+    from shoal_kernels.ops.experts import hopper
+
+    monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
+    kernel = hopper.compiled(columns=16, rows=512, blocks=2, gate_up=True, experts=3, shared=False)
+    source = kernel.get_kernel_source()
+    assert "__launch_bounds__(640, 1)" in source
+    assert "cudaGridDependencySynchronize" in source

@@ -74,6 +74,7 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool, experts: in
     word_units, row_units = stages(columns)
     staging = max(row_units * columns * 128, 2 * columns * 128 if gate_up else columns * 528)
     memory = word_units * _UNIT_BYTES + staging + 512 + 16 * columns * 4 + columns * 8
+    threads = 128 * groups(columns) + 128
     target = Target({"kind": "cuda", "arch": "sm_90a"})
     with target:
         sizes = [T.dynamic(f"size_{i}") for i in range(9)]
@@ -93,7 +94,7 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool, experts: in
             groups: T.int32,
             tiles: T.int32,
         ):
-            with T.Kernel(rows // 256, tiles, threads=128 * groups(columns) + 128, prelude=text):
+            with T.Kernel(rows // 256, tiles, threads=threads, prelude=text):
                 memory_bytes = T.alloc_shared((memory,), T.uint8, scope="shared.dyn")
                 T.call_extern(
                     "handle",
