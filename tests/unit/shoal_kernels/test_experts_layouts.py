@@ -90,13 +90,15 @@ def test_the_hopper_kernel_keeps_everything_in_registers(tmp_path: Path, columns
     from shoal_kernels.ops.experts import hopper
 
     threads = 128 * hopper.groups(columns) + 128
-    text = hopper.source(columns=columns, rows=4608, blocks=20, gate_up=gate_up, experts=6, shared=True)
+    text = hopper.source(columns=columns, rows=4608, blocks=20, gate_up=gate_up)
     (tmp_path / "kernel.cu").write_text(f"""{text}
 extern "C" __global__ void __launch_bounds__({threads}, 1) kernel(
     const void* x, const void* words, const void* scales, const void* shared_words, const void* shared_scales,
-    const int* starts, const int* pairs, const float* weights, void* out, float limit, int groups) {{
+    const int* starts, const int* pairs, const float* weights, void* out, float limit, int groups,
+    int experts, int first, int last) {{
   extern __shared__ __align__(1024) unsigned char memory[];
-  expert_product(x, words, scales, shared_words, shared_scales, starts, pairs, weights, out, limit, groups, memory);
+  expert_product(x, words, scales, shared_words, shared_scales, starts, pairs, weights, out, limit, groups, experts,
+                 first, last, memory);
 }}""")
     command = ["nvcc", "-cubin", "-std=c++20", "-gencode", "arch=compute_90a,code=sm_90a", "-Xptxas", "-v"]
     command += ["-o", str(tmp_path / "kernel.cubin"), str(tmp_path / "kernel.cu")]
@@ -114,7 +116,7 @@ def test_tilelang_launches_the_hopper_kernel_ahead_of_the_end_of_the_grid_before
     from shoal_kernels.ops.experts import hopper
 
     monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
-    kernel = hopper.compiled(columns=16, rows=512, blocks=2, gate_up=True, experts=3, shared=False)
+    kernel = hopper.compiled(columns=16, rows=512, blocks=2, gate_up=True)
     source = kernel.get_kernel_source()
     assert "__launch_bounds__(640, 1)" in source
     assert "cudaGridDependencySynchronize" in source
