@@ -82,6 +82,14 @@ def test_rows_stand_in_the_slots_of_their_experts(monkeypatch: pytest.MonkeyPatc
             assert torch.equal(stored.flatten().float(), want[row])
 
 
+def test_tiles_hold_the_rows_of_an_expert_with_room_for_chance() -> None:
+    from shoal_kernels.ops.experts.tilelang import row_tile
+
+    certain = {rows: row_tile(rows, certain=True) for rows in (1, 16, 17, 48, 49, 128, 129, 360, 1536)}
+    assert certain == {1: 16, 16: 16, 17: 32, 48: 48, 49: 64, 128: 128, 129: 96, 360: 128, 1536: 128}
+    assert [row_tile(rows, certain=False) for rows in (1, 9, 48, 128, 360)] == [16, 16, 64, 96, 128]
+
+
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA compiler")
 @pytest.mark.parametrize("columns", [48, 128])

@@ -5,6 +5,7 @@ and the tensor core, in the registers that are its left operand. Other chips and
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,9 +56,14 @@ def _is_hopper(device: int | None) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
-def row_tile(pairs: int, num_experts: int) -> int:
-    """Rows of an expert that one tile takes: about what an expert gets. It changes no bits."""
-    expected = -(-pairs // num_experts)
+def row_tile(expected: int, *, certain: bool) -> int:
+    """Rows of an expert that one tile takes, for the number of rows that an expert gets. It changes no bits.
+
+    Few rows should fit one tile, since the next one reads the expert again: unless their number is certain, two
+    standard deviations are added.
+    """
+    if not certain and expected <= _COLUMNS[-1]:
+        expected += 2 * math.isqrt(expected)
     each = -(-expected // -(-expected // _COLUMNS[-1]))
     return next(columns for columns in _COLUMNS if columns >= each)
 
@@ -88,7 +94,8 @@ def _run(
 def _launches(pairs: int, rows: int, count: int, shared: bool) -> list[tuple[int, int, int, int]]:
     """(columns, first and last expert, row tiles) of every grid; the shared expert joins the others if it has about as
     many rows as one of them, else its many rows would run in their narrow tiles."""
-    columns, own = row_tile(pairs, count), row_tile(rows, 1)
+    columns = row_tile(-(-pairs // count), certain=pairs == rows * count)
+    own = row_tile(rows, certain=True)
     tiles, own_tiles = min(pairs, -(-pairs // columns) + count), -(-rows // own)
     if not shared:
         return [(columns, 0, count, tiles)]
