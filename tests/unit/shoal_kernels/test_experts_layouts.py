@@ -82,6 +82,14 @@ def test_rows_stand_in_the_slots_of_their_experts(monkeypatch: pytest.MonkeyPatc
             assert torch.equal(stored.flatten().float(), want[row])
 
 
+def test_tiles_hold_the_rows_of_an_expert_with_room_for_chance() -> None:
+    from shoal_kernels.ops.experts.tilelang import row_tile
+
+    certain = {rows: row_tile(rows, certain=True) for rows in (1, 16, 17, 48, 49, 128, 129, 360, 1536)}
+    assert certain == {1: 16, 16: 16, 17: 32, 48: 48, 49: 64, 128: 128, 129: 96, 360: 128, 1536: 128}
+    assert [row_tile(rows, certain=False) for rows in (1, 9, 48, 128, 360)] == [16, 16, 64, 96, 128]
+
+
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA compiler")
 @pytest.mark.parametrize("columns", [48, 128])
@@ -90,16 +98,33 @@ def test_the_hopper_kernel_keeps_everything_in_registers(tmp_path: Path, columns
     from shoal_kernels.ops.experts import hopper
 
     threads = 128 * hopper.groups(columns) + 128
-    text = hopper.source(columns=columns, rows=4608, blocks=20, gate_up=gate_up, experts=6, shared=True)
+    text = hopper.source(columns=columns, rows=4608, blocks=20, gate_up=gate_up)
     (tmp_path / "kernel.cu").write_text(f"""{text}
 extern "C" __global__ void __launch_bounds__({threads}, 1) kernel(
     const void* x, const void* words, const void* scales, const void* shared_words, const void* shared_scales,
-    const int* starts, const int* pairs, const float* weights, void* out, float limit, int groups) {{
+    const int* starts, const int* pairs, const float* weights, void* out, float limit, int groups,
+    int experts, int first, int last) {{
   extern __shared__ __align__(1024) unsigned char memory[];
-  expert_product(x, words, scales, shared_words, shared_scales, starts, pairs, weights, out, limit, groups, memory);
+  expert_product(x, words, scales, shared_words, shared_scales, starts, pairs, weights, out, limit, groups, experts,
+                 first, last, memory);
 }}""")
     command = ["nvcc", "-cubin", "-std=c++20", "-gencode", "arch=compute_90a,code=sm_90a", "-Xptxas", "-v"]
     command += ["-o", str(tmp_path / "kernel.cubin"), str(tmp_path / "kernel.cu")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in done.stderr
     assert "serialized" not in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA compiler")
+def test_tilelang_launches_the_hopper_kernel_ahead_of_the_end_of_the_grid_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("tilelang")
+    from shoal_kernels.ops.experts import hopper
+
+    monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
+    kernel = hopper.compiled(columns=16, rows=512, blocks=2, gate_up=True)
+    source = kernel.get_kernel_source()
+    assert "__launch_bounds__(640, 1)" in source
+    assert "cudaGridDependencySynchronize" in source

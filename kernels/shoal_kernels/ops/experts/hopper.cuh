@@ -8,7 +8,7 @@
 //
 // The text in front of this file defines BN (columns), BLOCKS (K / 256), ROWS (rows of the weight), GATE_UP (1: 128
 // rows of gate and 128 of up, the epilogue applies the activation; 0: 256 rows of down), GROUPS, STEP (planes a batch of
-// multiplications), W_UNITS, X_UNITS (stages), EXPERTS (FP4), SHARED (1: a further, FP8 expert) and the function wgmma.
+// multiplications), W_UNITS, X_UNITS (stages) and the function wgmma.
 //
 // Layouts: rows in tiles [K / 64][slots / 8][8][64] of bfloat16, 16-byte chunk c of row r at c ^ (r % 8), which is what
 // a 128-byte swizzled operand wants; words and scales as in `packing`. A unit is 64 bytes of words for every row.
@@ -128,13 +128,14 @@ struct Tile {
   int expert, slot, columns, padded;  // columns: rows of the expert in this tile; padded: to a multiple of 8
 };
 
-__device__ __forceinline__ Tile find_tile(const int* starts, int index) {
+// Tile `index` of the experts from..to.
+__device__ __forceinline__ Tile find_tile(const int* starts, int from, int to, int index) {
   const int lane = threadIdx.x & 31;
   int before = 0;
   Tile tile{-1, 0, 0, 0};
-  for (int first = 0; first < EXPERTS + SHARED; first += 32) {
+  for (int first = from; first < to; first += 32) {
     const int expert = first + lane;
-    const bool inside = expert < EXPERTS + SHARED;
+    const bool inside = expert < to;
     const int start = inside ? starts[expert] : 0, count = inside ? starts[expert + 1] - start : 0;
     const int tiles = (count + BN - 1) / BN;
     int sum = tiles;

@@ -96,7 +96,7 @@ __device__ __forceinline__ void store_outputs(Consumer& c, char* smem, u32 base,
 __device__ __forceinline__ void expert_product(const void* x, const void* words, const void* scales,
                                                const void* shared_words, const void* shared_scales, const int* starts,
                                                const int* slot_pair, const float* slot_weight, void* out, float limit,
-                                               int groups, unsigned char* memory) {
+                                               int groups, int experts, int from, int to, unsigned char* memory) {
   char* smem = (char*)memory;
   const u32 base = address_of(smem), bars = base + BARRIERS;
   const Ring word_ring(bars, base + W_RING, W_UNITS, UNIT_BYTES);
@@ -117,9 +117,9 @@ __device__ __forceinline__ void expert_product(const void* x, const void* words,
   // which therefore waits in front of its rows only.
   if (GATE_UP) grid_wait();
   let_next_grid_start();
-  const Tile tile = find_tile(starts, blockIdx.y);
+  const Tile tile = find_tile(starts, from, to, blockIdx.y);
   if (tile.expert < 0) return;
-  const bool is_shared = SHARED && tile.expert == EXPERTS;
+  const bool is_shared = tile.expert == experts;
   if (threadIdx.x >= CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == CONSUMERS) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void expert_product(const void* x, const void* words,
     c.scale_row = (row + lane / 4) * 8;
 #pragma unroll
     for (int i = 0; i < TILES * BN / 2; i++) c.acc[i / (BN / 2)][i % (BN / 2)] = 0.0f;
-    if (SHARED && is_shared) c.template run<false>();
+    if (is_shared) c.template run<false>();
     else c.template run<true>();
     if (GATE_UP) store_activation(c, smem, base, tile, limit, (char*)out, groups);
     else store_outputs(c, smem, base, tile, (char*)out);

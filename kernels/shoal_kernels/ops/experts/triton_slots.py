@@ -40,32 +40,28 @@ def _first_slot(below, expert):
 
 
 @triton.jit
-def _assign(
-    ids, weights, starts, pair_slot, slot_pair, slot_weight, pairs, rows, num_experts, BLOCK: tl.constexpr
-):  # fmt: skip
-    expert = tl.program_id(0)
+def _assign(ids, weights, starts, pair_slot, slot_pair, slot_weight, pairs, rows, num_experts, BLOCK: tl.constexpr):
+    """The slots of one expert's pairs among BLOCK pairs."""
+    expert, part = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
-    below, equal = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
+    # Pairs of lower experts, and pairs of this one in front of the part.
+    below, before = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     for first in range(0, pairs, BLOCK):
         chosen = tl.load(ids + first + lane, mask=first + lane < pairs, other=num_experts)
         below += (chosen < expert).to(tl.int32)
-        equal += (chosen == expert).to(tl.int32)
-    start, count = tl.sum(below, 0), tl.sum(equal, 0)
-    tl.store(starts + expert, start)
-    if expert == num_experts - 1:
-        tl.store(starts + num_experts, start + count)
-        tl.store(starts + num_experts + 1, start + count + rows)
-    if count > 0:
-        place = _first_slot(start, expert)
-        for first in range(0, pairs, BLOCK):
-            pair = first + lane
-            chosen = tl.load(ids + pair, mask=pair < pairs, other=num_experts)
-            mine = (chosen == expert).to(tl.int32)
-            slot = place + tl.cumsum(mine, 0) - mine
-            tl.store(pair_slot + pair, slot, mask=mine > 0)
-            tl.store(slot_pair + slot, pair, mask=mine > 0)
-            tl.store(slot_weight + slot, tl.load(weights + pair, mask=mine > 0, other=0.0), mask=mine > 0)
-            place += tl.sum(mine, 0)
+        before += ((chosen == expert) & (first < part * BLOCK)).to(tl.int32)
+    start = tl.sum(below, 0)
+    place = _first_slot(start, expert) + tl.sum(before, 0)
+    pair = part * BLOCK + lane
+    mine = (tl.load(ids + pair, mask=pair < pairs, other=num_experts) == expert).to(tl.int32)
+    slot = place + tl.cumsum(mine, 0) - mine
+    tl.store(pair_slot + pair, slot, mask=mine > 0)
+    tl.store(slot_pair + slot, pair, mask=mine > 0)
+    tl.store(slot_weight + slot, tl.load(weights + pair, mask=mine > 0, other=0.0), mask=mine > 0)
+    if part == 0:
+        tl.store(starts + expert, start)
+        tl.store(starts + num_experts, pairs)
+        tl.store(starts + num_experts + 1, pairs + rows)
 
 
 @triton.jit
@@ -148,10 +144,10 @@ def spread_rows(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int, *, sh
         )  # fmt: skip
     else:
         pair_slot = torch.empty(pairs, dtype=torch.int32, device=x.device)
-        _assign[(num_experts,)](
-            ids, weights, starts, pair_slot, slot_pair, slot_weight, pairs, rows, num_experts,
-            BLOCK=min(4096, block), num_warps=8,
-        )  # fmt: skip
+        block = 1024 if pairs <= 8192 else 4096
+        _assign[(num_experts, triton.cdiv(pairs, block))](
+            ids, weights, starts, pair_slot, slot_pair, slot_weight, pairs, rows, num_experts, BLOCK=block, num_warps=8
+        )
         _spread[(rows, parts)](
             x, pair_slot, slot_pair, slot_weight, out, dim, slots // 8, pairs, shared_start, TOP_K=top_k,
             SHARED=shared, CHUNKS=chunks, num_warps=4, **EXACT_OPTIONS,
