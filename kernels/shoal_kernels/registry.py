@@ -79,7 +79,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "moe": _entry("experts", "moe"),
     "indexer_scores": _entry("indexer", "indexer_scores"),
     "indexer_select": _entry("indexer", "indexer_select"),
-    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("tilelang", "triton")),
+    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("triton", "tilelang")),
     "filter_logits": _entry("sampling", "filter_logits"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
 }
