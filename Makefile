@@ -44,4 +44,4 @@ lock:
 	$(BIN)/python deploy/lock.py
 
 bench-%: install
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} PYTHONPATH=tests $(BIN)/python -P -m bench.$(subst -,_,$*)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} PYTHONPATH=tests $(BIN)/python -P -m bench.$(subst -,_,$*) $(ARGS)
