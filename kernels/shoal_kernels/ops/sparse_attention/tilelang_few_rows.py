@@ -77,7 +77,6 @@ def build_scores(sms: int, has_entries: bool):
             last = (block + 1) * (rows * most) // sms
 
             if thread < 128:
-                T.set_max_nreg(152, 1)
                 step = T.alloc_var(i32, init=0)
                 turn = T.alloc_var(i32, init=0)
                 tiles = T.alloc_var(i32, init=0)
@@ -97,7 +96,6 @@ def build_scores(sms: int, has_entries: bool):
                     if (unit + 1) % most == 0:
                         T.barrier_arrive(q_free)
             else:
-                T.set_max_nreg(104, 0)
                 step_gather = T.alloc_var(i32, init=0)
                 turn_gather = T.alloc_var(i32, init=0)
                 near = T.alloc_var(i32, init=0)
