@@ -9,10 +9,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
 from shoal_kernels.ops.indexer.row_groups import find_group
-from shoal_kernels.ops.indexer.scores_hopper import _find_tile, _load_tile
+from shoal_kernels.ops.indexer.scores_hopper import _decode as _decode16
+from shoal_kernels.ops.indexer.scores_hopper import _find_tile, _load_tile, _packed_scale
 from shoal_kernels.ops.indexer.sort_keys import COARSE
 
 TILE = 64
+MODE = True
 
 _DECODE = gl.constexpr(
     """
@@ -54,9 +56,9 @@ def _decode(words, low, high, LA: gl.constexpr):
         pack=4,
     )
     x = gl.join(gl.join(gl.join(o0, o4), gl.join(o2, o6)), gl.join(gl.join(o1, o5), gl.join(o3, o7)))
-    # row, c, b, then the bits of J and h from the highest: join puts the last joined first
+    # row, c, b, then the bits of 2 * J + h
     x = gl.reshape(x, (64, 4, 4, 2, 2, 2))
-    x = gl.permute(x, (0, 5, 4, 3, 1, 2))
+    x = gl.permute(x, (0, 3, 4, 5, 1, 2))
     return gl.convert_layout(gl.reshape(x, (64, 128)), LA, assert_trivial=True)
 
 
@@ -75,7 +77,7 @@ def _tables(exponent, top):
 
 
 @gluon.jit
-def _stage_query(query, weights, shared, scales, start, stop, L: gl.constexpr):
+def _stage_query(query, weights, shared, scales, start, stop, FP8: gl.constexpr, L: gl.constexpr):
     """Six rows into shared e4m3 [256, 128] (row and head, permuted dimension); weights and scales float32 [256]."""
     for first in gl.static_range(3):
         n = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
@@ -83,22 +85,38 @@ def _stage_query(query, weights, shared, scales, start, stop, L: gl.constexpr):
         row = start + 2 * first + n // 32
         at = row.to(gl.int64) * 32 + n % 32
         q = gl.load(query + at[:, None] * 128 + k[None, :], mask=(row < stop)[:, None], other=0.0).to(gl.float32)
-        largest = gl.max(gl.maximum(q, -q), 1)
-        # 2^(8 - exponent) takes the largest to 256 or 384; a row of zeros stays one.
-        exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, 16)
-        up = ((262 - exponent) << 23).to(gl.float32, bitcast=True)
-        down = ((exponent - 8) << 23).to(gl.float32, bitcast=True)
-        q = (q * up[:, None]).to(gl.float8e4nv)
-        q = gl.reshape(q, (64, 4, 4, 2, 4))
-        q = gl.permute(q, (0, 2, 3, 1, 4))
-        shared.slice(64 * first, 64).store(gl.reshape(q, (64, 128)))
         w = gl.load(weights + at, mask=row < stop, other=0.0).to(gl.float32)
-        scales.slice(64 * first, 64).store(w * down)
+        if FP8:
+            largest = gl.max(gl.maximum(q, -q), 1)
+            # 2^(8 - exponent) takes the largest to 256 or 384; a row of zeros stays one.
+            exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, 16)
+            up = ((262 - exponent) << 23).to(gl.float32, bitcast=True)
+            down = ((exponent - 8) << 23).to(gl.float32, bitcast=True)
+            q = (q * up[:, None]).to(gl.float8e4nv)
+            q = gl.permute(gl.reshape(q, (64, 4, 4, 2, 4)), (0, 2, 3, 1, 4))
+            w = w * down
+        else:
+            q = gl.permute(gl.reshape(q.to(gl.bfloat16), (64, 4, 4, 2, 4)), (0, 2, 4, 1, 3))
+        shared.slice(64 * first, 64).store(gl.reshape(q, (64, 128)))
+        scales.slice(64 * first, 64).store(w)
 
 
 @gluon.jit
 def _finish(
-    acc, w, scale, out, coarse, listed, length, first, rows, entry, width, ROWS: gl.constexpr, LISTED: gl.constexpr
+    acc,
+    w,
+    scale,
+    out,
+    coarse,
+    listed,
+    length,
+    first,
+    rows,
+    entry,
+    width,
+    ROWS: gl.constexpr,
+    FP8: gl.constexpr,
+    LISTED: gl.constexpr,
 ):
     """Weighted head sums of ROWS rows, stored; of all entries also the largest of each 8."""
     weighted = gl.maximum(acc, 0.0) * w[None, :]
@@ -107,8 +125,9 @@ def _finish(
     x = gl.reshape(x, (64, ROWS, 4, 8))
     total = gl.sum(gl.sum(x, 3), 2)  # [64, ROWS]
     LS: gl.constexpr = total.type.layout
-    scale = gl.reshape(gl.permute(gl.reshape(scale, (4, 2, 8)), (0, 2, 1)), (64,))
-    total = total * gl.convert_layout(scale, gl.SliceLayout(1, LS), assert_trivial=True)[:, None]
+    if FP8:
+        scale = gl.reshape(gl.permute(gl.reshape(scale, (4, 2, 8)), (0, 2, 1)), (64,))
+        total = total * gl.convert_layout(scale, gl.SliceLayout(1, LS), assert_trivial=True)[:, None]
     row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LS))
     key = gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
     if LISTED:
@@ -145,6 +164,7 @@ def _segment(
     scales,
     turns,
     step,
+    FP8: gl.constexpr,
     WHICH: gl.constexpr,
     FULL: gl.constexpr,
     REST: gl.constexpr,
@@ -160,12 +180,17 @@ def _segment(
     found, exponent = _load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
     block, slot = _find_tile(table_row, listed, length, entry + 64, bound, LISTED, PER_BLOCK, LW)
     for at in range(entry, end, 64):
-        exponent = exponent.to(gl.int32)
-        top = gl.max(exponent, 1)
-        low, high = _tables(exponent, top[:, None])
-        packed, low = gl.broadcast(found, gl.expand_dims(low, 2))
-        packed, high = gl.broadcast(found, gl.expand_dims(high, 2))
-        a = _decode(packed, low, high, LA)
+        if FP8:
+            exponent = exponent.to(gl.int32)
+            top = gl.max(exponent, 1)
+            low, high = _tables(exponent, top[:, None])
+            packed, low = gl.broadcast(found, gl.expand_dims(low, 2))
+            packed, high = gl.broadcast(found, gl.expand_dims(high, 2))
+            a = _decode(packed, low, high, LA)
+            scale = (gl.maximum(top - 6, 1) << 23).to(gl.float32, bitcast=True)
+        else:
+            packed, scale = gl.broadcast(found, gl.expand_dims(_packed_scale(exponent), 2))
+            a = _decode16(packed, scale, LA)
         hopper.mbarrier.wait(turns.index(WHICH), (step + 1 + WHICH) & 1)
         q0 = shared.slice(0, FULL * 32).permute((1, 0))
         acc0 = gl.full((64, FULL * 32), 0.0, gl.float32, LC0)
@@ -174,9 +199,6 @@ def _segment(
             q1 = shared.slice(FULL * 32, REST * 32).permute((1, 0))
             acc1 = gl.full((64, REST * 32), 0.0, gl.float32, LC1)
             acc1 = hopper.warpgroup_mma(a, q1, acc1, use_acc=False, is_async=True)
-        # 2^(top - 127) over 64, by two factors: either may be out of range alone.
-        scale = gl.maximum(top - 6, 1) << 23
-        scale = scale.to(gl.float32, bitcast=True)
         # The next tile's keys, and where those of the one after are, arrive during the products.
         found, exponent = _load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
         block, slot = _find_tile(table_row, listed, length, at + 128, bound, LISTED, PER_BLOCK, LW)
@@ -184,21 +206,23 @@ def _segment(
             acc0 = hopper.warpgroup_mma_wait(1, deps=(acc0,))
             hopper.mbarrier.arrive(turns.index(1 - WHICH))
             w0 = scales.slice(0, FULL * 32).load(gl.SliceLayout(0, LC0))
-            _finish(acc0, w0, scale, out, coarse, listed, length, 0, rows, at, width, FULL, LISTED)
+            _finish(acc0, w0, scale, out, coarse, listed, length, 0, rows, at, width, FULL, FP8, LISTED)
             acc1 = hopper.warpgroup_mma_wait(0, deps=(acc1,))
             w1 = scales.slice(FULL * 32, REST * 32).load(gl.SliceLayout(0, LC1))
-            _finish(acc1, w1, scale, out, coarse, listed, length, FULL, rows, at, width, REST, LISTED)
+            _finish(acc1, w1, scale, out, coarse, listed, length, FULL, rows, at, width, REST, FP8, LISTED)
         else:
             acc0 = hopper.warpgroup_mma_wait(0, deps=(acc0,))
             hopper.mbarrier.arrive(turns.index(1 - WHICH))
             w0 = scales.slice(0, FULL * 32).load(gl.SliceLayout(0, LC0))
-            _finish(acc0, w0, scale, out, coarse, listed, length, 0, rows, at, width, FULL, LISTED)
+            _finish(acc0, w0, scale, out, coarse, listed, length, 0, rows, at, width, FULL, FP8, LISTED)
         step += 1
     return step
 
 
 @gluon.jit
-def _consume(inputs, sizes, parts, WHICH: gl.constexpr, LISTED: gl.constexpr, PER_BLOCK: gl.constexpr):
+def _consume(
+    inputs, sizes, parts, FP8: gl.constexpr, WHICH: gl.constexpr, LISTED: gl.constexpr, PER_BLOCK: gl.constexpr
+):
     """The work of one of two warpgroups, which use the tensor cores in turn: one sums while the other multiplies."""
     query, weights, words, storage, table, row_seq, starts, tiles, count, out, coarse, united, lengths = inputs
     block_units, section, table_width, width, list_width = sizes
@@ -210,9 +234,13 @@ def _consume(inputs, sizes, parts, WHICH: gl.constexpr, LISTED: gl.constexpr, PE
         block_bases=[],
         shape=[64, 4, 4],
     )
-    LC4: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
-    LC2: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
-    LA: gl.constexpr = gl.DotOperandLayout(0, LC2, 4)
+    LC4: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32 if FP8 else 16]
+    )
+    LC2: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32 if FP8 else 16]
+    )
+    LA: gl.constexpr = gl.DotOperandLayout(0, LC2, 4 if FP8 else 2)
     LQ: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     shared = all_shared.index(WHICH)
     scales = all_scales.index(WHICH)
@@ -251,7 +279,7 @@ def _consume(inputs, sizes, parts, WHICH: gl.constexpr, LISTED: gl.constexpr, PE
                 length = gl.load(lengths + group)
             entry = (tile - first_tile) * 64
             last = (segment_end - first_tile) * 64
-            _stage_query(query, weights, shared, scales, start, stop, LQ)
+            _stage_query(query, weights, shared, scales, start, stop, FP8, LQ)
             hopper.fence_async_shared()
             if rows > 2:
                 step = _segment(
@@ -272,6 +300,7 @@ def _consume(inputs, sizes, parts, WHICH: gl.constexpr, LISTED: gl.constexpr, PE
                     scales,
                     turns,
                     step,
+                    FP8,
                     WHICH,
                     4,
                     2,
@@ -301,6 +330,7 @@ def _consume(inputs, sizes, parts, WHICH: gl.constexpr, LISTED: gl.constexpr, PE
                     scales,
                     turns,
                     step,
+                    FP8,
                     WHICH,
                     2,
                     0,
@@ -339,12 +369,14 @@ def _score_groups_fp8(
     table_width,
     width,
     list_width,
+    FP8: gl.constexpr,
     LISTED: gl.constexpr,
     PER_BLOCK: gl.constexpr,
 ):
-    SH: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    DTYPE: gl.constexpr = gl.float8e4nv if FP8 else gl.bfloat16
+    SH: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 if FP8 else 16, rank=2)
     S1: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    shared = gl.allocate_shared_memory(gl.float8e4nv, [2, 256, 128], SH)
+    shared = gl.allocate_shared_memory(DTYPE, [2, 256, 128], SH)
     scales = gl.allocate_shared_memory(gl.float32, [2, 256], S1)
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
     hopper.mbarrier.init(turns.index(0), count=1)
@@ -356,8 +388,8 @@ def _score_groups_fp8(
     parts = shared, scales, turns
     gl.warp_specialize(
         [
-            (_consume, (inputs, sizes, parts, FIRST, LISTED, PER_BLOCK)),
-            (_consume, (inputs, sizes, parts, SECOND, LISTED, PER_BLOCK)),
+            (_consume, (inputs, sizes, parts, FP8, FIRST, LISTED, PER_BLOCK)),
+            (_consume, (inputs, sizes, parts, FP8, SECOND, LISTED, PER_BLOCK)),
         ],
         [4],
         [240],
@@ -385,6 +417,7 @@ def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse
         block_table.shape[1],
         out.shape[1],
         0 if united is None else united.blocks.shape[1],
+        FP8=MODE,
         LISTED=united is not None,
         PER_BLOCK=keys.entries_per_block,
         num_warps=4,
