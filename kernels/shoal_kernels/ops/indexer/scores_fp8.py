@@ -77,13 +77,40 @@ def _tables(exponent, top):
 
 
 @gluon.jit
-def _stage_query(query, weights, shared, scales, start, stop, FP8: gl.constexpr, L: gl.constexpr):
-    """Six rows into shared e4m3 [256, 128] (row and head, permuted dimension); weights and scales float32 [256]."""
-    for first in gl.static_range(3):
-        n = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
+def _rows_of(n, ROWS: gl.constexpr):
+    """Row and head of column n of a product for 4 or 2 rows.
+
+    A thread holds columns 8 j + 2 c + b of its keys, with a c of its own: so c is the row, or half the heads of one.
+    """
+    if ROWS == 4:
+        row = n // 2 % 4
+        head = n // 8 * 2 + n % 2
+    else:
+        row = n // 4 % 2
+        head = n // 2 % 2 * 16 + n // 8 * 2 + n % 2
+    return row, head
+
+
+@gluon.jit
+def _stage_rows(
+    query,
+    weights,
+    shared,
+    scales,
+    start,
+    stop,
+    AT: gl.constexpr,
+    ROWS: gl.constexpr,
+    FP8: gl.constexpr,
+    L: gl.constexpr,
+):
+    """ROWS rows from `start` on as columns AT .. of shared [256, 128] (permuted dimensions), weights float32 [256]."""
+    for part in gl.static_range(ROWS // 2):
+        n = part * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, L))
         k = gl.arange(0, 128, layout=gl.SliceLayout(0, L))
-        row = start + 2 * first + n // 32
-        at = row.to(gl.int64) * 32 + n % 32
+        row, head = _rows_of(n, ROWS)
+        row += start
+        at = row.to(gl.int64) * 32 + head
         q = gl.load(query + at[:, None] * 128 + k[None, :], mask=(row < stop)[:, None], other=0.0).to(gl.float32)
         w = gl.load(weights + at, mask=row < stop, other=0.0).to(gl.float32)
         if FP8:
@@ -97,38 +124,45 @@ def _stage_query(query, weights, shared, scales, start, stop, FP8: gl.constexpr,
             w = w * down
         else:
             q = gl.permute(gl.reshape(q.to(gl.bfloat16), (64, 4, 4, 2, 4)), (0, 2, 4, 1, 3))
-        shared.slice(64 * first, 64).store(gl.reshape(q, (64, 128)))
-        scales.slice(64 * first, 64).store(w)
+        shared.slice(AT + part * 64, 64).store(gl.reshape(q, (64, 128)))
+        scales.slice(AT + part * 64, 64).store(w)
 
 
 @gluon.jit
 def _finish(
     acc,
-    w,
+    scales,
     scale,
     out,
     coarse,
     listed,
     length,
-    first,
     rows,
     entry,
     width,
+    AT: gl.constexpr,
+    FIRST: gl.constexpr,
     ROWS: gl.constexpr,
     FP8: gl.constexpr,
     LISTED: gl.constexpr,
+    LC: gl.constexpr,
 ):
     """Weighted head sums of ROWS rows, stored; of all entries also the largest of each 8."""
-    weighted = gl.maximum(acc, 0.0) * w[None, :]
-    x = gl.reshape(weighted, (4, 2, 8, ROWS, 4, 4, 2))  # warp, e, g, row, j, c, b
-    x = gl.permute(x, (0, 2, 1, 3, 5, 4, 6))  # warp, g, e, row, c, j, b
-    x = gl.reshape(x, (64, ROWS, 4, 8))
-    total = gl.sum(gl.sum(x, 3), 2)  # [64, ROWS]
+    w = scales.slice(AT, ROWS * 32).load(gl.SliceLayout(0, LC))
+    x = gl.maximum(acc, 0.0) * w[None, :]
+    if ROWS == 4:
+        x = gl.reshape(x, (4, 2, 8, 16, 4, 2))  # warp, e, g, j, row, b
+        x = gl.permute(x, (0, 2, 1, 4, 3, 5))
+        total = gl.sum(gl.sum(gl.reshape(x, (64, 4, 4, 8)), 3), 2)
+    else:
+        x = gl.reshape(x, (4, 2, 8, 8, 2, 2, 2))  # warp, e, g, j, row, half, b
+        x = gl.permute(x, (0, 2, 1, 4, 5, 3, 6))
+        total = gl.sum(gl.sum(gl.sum(gl.reshape(x, (64, 2, 2, 2, 8)), 4), 3), 2)
     LS: gl.constexpr = total.type.layout
     if FP8:
         scale = gl.reshape(gl.permute(gl.reshape(scale, (4, 2, 8)), (0, 2, 1)), (64,))
         total = total * gl.convert_layout(scale, gl.SliceLayout(1, LS), assert_trivial=True)[:, None]
-    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LS))
+    row = FIRST + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LS))
     key = gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
     if LISTED:
         place = entry + key
@@ -140,7 +174,7 @@ def _finish(
         gl.store(out + entry + at, total.to(gl.bfloat16), mask=(row < rows)[None, :])
         best = gl.max(gl.reshape(total, (8, 8, ROWS)), 1)
         LB: gl.constexpr = best.type.layout
-        row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LB))
+        row = FIRST + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LB))
         at = (row * (width // 8))[None, :] + gl.arange(0, 8, layout=gl.SliceLayout(1, LB))[:, None]
         gl.store(coarse + entry // 8 + at, best.to(gl.bfloat16), mask=(row < rows)[None, :])
 
@@ -205,16 +239,15 @@ def _segment(
         if REST > 0:
             acc0 = hopper.warpgroup_mma_wait(1, deps=(acc0,))
             hopper.mbarrier.arrive(turns.index(1 - WHICH))
-            w0 = scales.slice(0, FULL * 32).load(gl.SliceLayout(0, LC0))
-            _finish(acc0, w0, scale, out, coarse, listed, length, 0, rows, at, width, FULL, FP8, LISTED)
+            _finish(acc0, scales, scale, out, coarse, listed, length, rows, at, width, 0, 0, FULL, FP8, LISTED, LC0)
             acc1 = hopper.warpgroup_mma_wait(0, deps=(acc1,))
-            w1 = scales.slice(FULL * 32, REST * 32).load(gl.SliceLayout(0, LC1))
-            _finish(acc1, w1, scale, out, coarse, listed, length, FULL, rows, at, width, REST, FP8, LISTED)
+            _finish(
+                acc1, scales, scale, out, coarse, listed, length, rows, at, width, 128, FULL, REST, FP8, LISTED, LC1
+            )
         else:
             acc0 = hopper.warpgroup_mma_wait(0, deps=(acc0,))
             hopper.mbarrier.arrive(turns.index(1 - WHICH))
-            w0 = scales.slice(0, FULL * 32).load(gl.SliceLayout(0, LC0))
-            _finish(acc0, w0, scale, out, coarse, listed, length, 0, rows, at, width, FULL, FP8, LISTED)
+            _finish(acc0, scales, scale, out, coarse, listed, length, rows, at, width, 0, 0, FULL, FP8, LISTED, LC0)
         step += 1
     return step
 
@@ -279,9 +312,10 @@ def _consume(
                 length = gl.load(lengths + group)
             entry = (tile - first_tile) * 64
             last = (segment_end - first_tile) * 64
-            _stage_query(query, weights, shared, scales, start, stop, FP8, LQ)
-            hopper.fence_async_shared()
             if rows > 2:
+                _stage_rows(query, weights, shared, scales, start, stop, 0, 4, FP8, LQ)
+                _stage_rows(query, weights, shared, scales, start + 4, stop, 128, 2, FP8, LQ)
+                hopper.fence_async_shared()
                 step = _segment(
                     words,
                     storage,
@@ -312,6 +346,8 @@ def _consume(
                     LC2,
                 )
             else:
+                _stage_rows(query, weights, shared, scales, start, stop, 0, 2, FP8, LQ)
+                hopper.fence_async_shared()
                 step = _segment(
                     words,
                     storage,
