@@ -11,7 +11,8 @@ from shoal_kernels.precision import SERVED, SERVED_BF16
 from support.on_device import DEVICE, HAS_DEVICE, assert_rows_independent, backends, needs_device, relative_error
 from torch import Tensor
 
-SHAPES = [(7, 512, 128), (70, 1000, 104)]
+SHAPES = [(7, 512, 128), (70, 1000, 104), (5, 128, 1024)]
+"""Rows, vocabulary, depth. The last one's logits are sums of two segments of K."""
 RELEASED = (129280, 5120)
 
 
@@ -85,7 +86,7 @@ def test_fused_rows_and_rows_with_logits_get_the_same_token(rows: int) -> None:
 @pytest.mark.parametrize("rows", [64, 130] if HAS_DEVICE else [3])
 def test_tokens_that_tie_after_rounding_are_told_apart_as_by_the_exact_noise(backend: str, rows: int) -> None:
     """Whole logits at a temperature of 2^-21: a last place of z is larger than most differences of the noise."""
-    vocab, depth = (5000, 128) if HAS_DEVICE else (256, 64)
+    vocab, depth = (5000, 512) if HAS_DEVICE else (256, 64)
     generator = torch.Generator().manual_seed(rows)
     hidden = torch.randint(0, 2, (rows, depth), generator=generator).bfloat16().to(DEVICE)
     weight = torch.randint(-1, 2, (vocab, depth), generator=generator).bfloat16().to(DEVICE)

@@ -10,26 +10,29 @@ from shoal_kernels.ops.sampling import noise
 _LOG_SERIES = ", ".join(repr(c) for c in noise.LOG_SERIES)
 
 SOURCE = r"""
+__device__ __forceinline__ void shoal_round(unsigned* c, unsigned k0, unsigned k1) {
+  const unsigned long long p0 = (unsigned long long)c[0] * M0, p1 = (unsigned long long)c[2] * M1;
+  c[0] = (unsigned)(p1 >> 32) ^ c[1] ^ k0;
+  c[2] = (unsigned)(p0 >> 32) ^ c[3] ^ k1;
+  c[1] = (unsigned)p1;
+  c[3] = (unsigned)p0;
+}
+
 __device__ __forceinline__ void shoal_philox(unsigned block, unsigned low, unsigned high, unsigned k0, unsigned k1,
                                              unsigned* c) {
-  unsigned c0 = block, c1 = low, c2 = high, c3 = DOMAIN;
+  c[0] = block, c[1] = low, c[2] = high, c[3] = DOMAIN;
 #pragma unroll
-  for (int round = 0; round < ROUNDS; ++round) {
-    const unsigned long long p0 = (unsigned long long)c0 * M0, p1 = (unsigned long long)c2 * M1;
-    c0 = (unsigned)(p1 >> 32) ^ c1 ^ k0;
-    c2 = (unsigned)(p0 >> 32) ^ c3 ^ k1;
-    c1 = (unsigned)p1;
-    c3 = (unsigned)p0;
-    k0 += W0;
-    k1 += W1;
-  }
-  c[0] = c0, c[1] = c1, c[2] = c2, c[3] = c3;
+  for (int round = 0; round < ROUNDS; ++round) shoal_round(c, k0 + round * W0, k1 + round * W1);
 }
 
 __device__ __forceinline__ float shoal_log2(float x) {
+#ifdef __CUDACC__
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+#else
+  return log2f(x);
+#endif
 }
 
 // lg2 of the exponential behind word h: the fast noise is -ln 2 times this.
@@ -85,41 +88,111 @@ __device__ __forceinline__ void shoal_look(ShoalBest& best, float score, float l
   best.score = fmaxf(score, best.score);
 }
 
-// One look at a lane's N / 4 logits of two rows; token counts from the lane's first. SECOND: what was seen is skipped.
-template <int N, bool NOISE, bool SECOND>
-__device__ __forceinline__ void shoal_pass(const float* sums, int first, const ShoalRow* rows, const ShoalBest* seen,
-                                           ShoalBest* best) {
+// The words of a lane's four tokens (two of each of two eights) of both rows, for two such pairs of eights at a time:
+// four generators run in step, because one alone would wait for itself.
+__device__ __forceinline__ void shoal_words(unsigned block, const ShoalRow* rows, unsigned h[2][2][4]) {
   const bool odd = threadIdx.x & 1;
+  unsigned c[2][2][4];
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      c[pair][i][0] = block + pair * 4, c[pair][i][1] = rows[i].low, c[pair][i][2] = rows[i].high;
+      c[pair][i][3] = DOMAIN;
+    }
+#pragma unroll
+  for (int round = 0; round < ROUNDS; ++round)
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        shoal_round(c[pair][i], rows[i].k0 + round * W0, rows[i].k1 + round * W1);
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned* w = c[pair][i];
+      const unsigned r0 = __shfl_xor_sync(0xffffffffu, odd ? w[0] : w[2], 1);
+      const unsigned r1 = __shfl_xor_sync(0xffffffffu, odd ? w[1] : w[3], 1);
+      h[pair][i][0] = odd ? r0 : w[0], h[pair][i][1] = odd ? r1 : w[1];
+      h[pair][i][2] = odd ? w[2] : r0, h[pair][i][3] = odd ? w[3] : r1;
+    }
+}
+
+// The largest noise of each four tokens of a lane, for the 32 tokens of a part of a tile: [2 pairs of eights][2 rows].
+// This is what the warps do while the tensor cores work on the logits.
+__device__ __forceinline__ void shoal_noise(const float* parameters, int first, int part, float* most) {
+  const ShoalRow* rows = reinterpret_cast<const ShoalRow*>(parameters);
   const unsigned block = (unsigned)(first + ((threadIdx.x & 1) * 8 + (threadIdx.x & 2) * 2)) >> 2;
+  unsigned h[2][2][4];
+  shoal_words(block + part * 8, rows, h);
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned* w = h[pair][i];
+      const unsigned least = min(min(w[0], w[1]), min(w[2], w[3]));
+      most[pair * 2 + i] = __fmul_rn(shoal_fast(least), rows[i].factor);
+    }
+}
+
+// One look at a lane's N / 4 logits of two rows; token counts from the lane's first. SECOND: what was seen is skipped;
+// else four tokens are skipped whose largest logit with their largest noise stays below `bound` or the best so far.
+template <int N, bool SECOND>
+__device__ __forceinline__ void shoal_pass(const float* sums, int first, const ShoalRow* rows, const float* most,
+                                           const ShoalBest* seen, const float* bound, ShoalBest* best) {
+  const unsigned block = (unsigned)(first + (threadIdx.x & 2) * 2) >> 2;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     best[i].score = best[i].logit = best[i].second = -INFINITY;
     best[i].token = 0;
   }
 #pragma unroll
-  for (int group = 0; group < N / 8; group += 2) {
+  for (int four = 0; four < N / 16; ++four) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      unsigned h[4];
-      if (NOISE) {
-        unsigned c[4];
-        shoal_philox(block + group * 2, rows[i].low, rows[i].high, rows[i].k0, rows[i].k1, c);
-        const unsigned r0 = __shfl_xor_sync(0xffffffffu, odd ? c[0] : c[2], 1);
-        const unsigned r1 = __shfl_xor_sync(0xffffffffu, odd ? c[1] : c[3], 1);
-        h[0] = odd ? r0 : c[0], h[1] = odd ? r1 : c[1], h[2] = odd ? c[2] : r0, h[3] = odd ? c[3] : r1;
+      const float* z = sums + four * 8 + i * 2;
+      if (!SECOND) {
+        const float top = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[4], z[5])) * rows[i].inverse + most[four * 2 + i];
+        if (top + (1.0e-4f + fabsf(top) * 9.5367431640625e-07f) < fmaxf(bound[i], best[i].score)) continue;
       }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float z = __fmul_rn(sums[(group + j / 2) * 4 + i * 2 + j % 2], rows[i].inverse);
-        float score = NOISE ? __fadd_rn(z, __fmul_rn(shoal_fast(h[j]), rows[i].factor)) : z;
-        const int token = (group + j / 2) * 8 + j % 2;
-        if (SECOND) {
-          const bool later = score < seen[i].score || (score == seen[i].score && token > seen[i].token);
-          score = later ? score : -INFINITY;
+      for (int eight = 0; eight < 2; ++eight) {
+        unsigned c[4];
+        shoal_philox(block + four * 4 + eight * 2, rows[i].low, rows[i].high, rows[i].k0, rows[i].k1, c);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const unsigned h = (threadIdx.x & 1) ? c[2 + j] : c[j];
+          const float logit = __fmul_rn(z[eight * 4 + j], rows[i].inverse);
+          float score = __fadd_rn(logit, __fmul_rn(shoal_fast(h), rows[i].factor));
+          const int token = four * 16 + eight * 8 + j;
+          if (SECOND) {
+            const bool later = score < seen[i].score || (score == seen[i].score && token > seen[i].token);
+            score = later ? score : -INFINITY;
+          }
+          shoal_look(best[i], score, logit, token);
         }
-        shoal_look(best[i], score, z, token);
       }
     }
+  }
+}
+
+// What the rows of a lane need, 12 words: two ShoalRow. bound: nothing is known of new rows.
+__device__ __forceinline__ void shoal_rows(const float* inverse_temperature, const int64_t* seeds,
+                                           const int64_t* positions, const unsigned char* is_greedy, int first_row,
+                                           int rows, float* parameters, float* bound) {
+  ShoalRow* row = reinterpret_cast<ShoalRow*>(parameters);
+  first_row += (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x & 31) / 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = min(first_row + i * 8, rows - 1);
+    const unsigned long long seed = seeds[at], position = positions[at];
+    const bool greedy = is_greedy[at];
+    row[i].low = (unsigned)position, row[i].high = (unsigned)(position >> 32);
+    row[i].k0 = (unsigned)seed, row[i].k1 = (unsigned)(seed >> 32);
+    row[i].inverse = greedy ? 1.0f : inverse_temperature[at];
+    row[i].factor = greedy ? 0.0f : -0.6931471805599453f;
+    bound[i] = -INFINITY;
   }
 }
 
@@ -150,7 +223,7 @@ __device__ __forceinline__ void shoal_values(const ShoalRow* rows, const ShoalBe
   shoal_philox((unsigned)token >> 2, row.low, row.high, row.k0, row.k1, c);
   const unsigned h = (token & 2) ? ((token & 1) ? c[3] : c[2]) : ((token & 1) ? c[1] : c[0]);
   const float logit = i ? best[1].logit : best[0].logit;
-  const float value = row.factor != 0.0f ? __fadd_rn(logit, shoal_exact(h)) : logit;
+  const float value = row.factor != 0.0f ? __fadd_rn(logit, shoal_exact(h)) : logit;  // -inf where nothing was found
   const float other = __shfl_xor_sync(0xffffffffu, value, 1);
   values[0] = i ? other : value;
   values[1] = i ? value : other;
@@ -160,25 +233,18 @@ __device__ __forceinline__ bool shoal_may_win(float second, float value, float f
   return factor != 0.0f && second > -INFINITY && second + (4.0e-5f + fabsf(second) * 4.76837158203125e-07f) >= value;
 }
 
-// The best token of each row of a tile [ROWS rows, N tokens] whose logits lie in wgmma's accumulators.
+// The best token of each row of a tile of N tokens whose logits lie in wgmma's accumulators. most: of `shoal_noise`.
+// bound: values that a lane's two rows have reached in tiles before, raised by this one; a row that stays below has no
+// best here.
 template <int N>
-__device__ __forceinline__ void shoal_choose(float* sums, const float* inverse_temperature, const int64_t* seeds,
-                                             const int64_t* positions, const unsigned char* is_greedy, float* values,
+__device__ __forceinline__ void shoal_choose(float* sums, const float* parameters, const float* most, float* values,
                                              int* tokens, int first_row, int rows, int first, int vocab, int part,
-                                             int parts) {
+                                             int parts, float* bound) {
   const int lane = threadIdx.x & 31;
-  first_row += (threadIdx.x >> 5 & 3) * 16 + lane / 4;
   ShoalRow row[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int at = min(first_row + i * 8, rows - 1);
-    const unsigned long long seed = seeds[at], position = positions[at];
-    const bool greedy = is_greedy[at];
-    row[i].low = (unsigned)position, row[i].high = (unsigned)(position >> 32);
-    row[i].k0 = (unsigned)seed, row[i].k1 = (unsigned)(seed >> 32);
-    row[i].inverse = greedy ? 1.0f : inverse_temperature[at];
-    row[i].factor = greedy ? 0.0f : -0.6931471805599453f;
-  }
+  for (int i = 0; i < 2; ++i) row[i] = reinterpret_cast<const ShoalRow*>(parameters)[i];
+  first_row += (threadIdx.x >> 5 & 3) * 16 + lane / 4;
   if (first + N > vocab) {
 #pragma unroll
     for (int j = 0; j < N / 2; ++j)
@@ -186,49 +252,42 @@ __device__ __forceinline__ void shoal_choose(float* sums, const float* inverse_t
   }
   ShoalBest best[2];
   float value[2];
-  if (__any_sync(0xffffffffu, row[0].factor != 0.0f || row[1].factor != 0.0f)) {
-    shoal_pass<N, true, false>(sums, first, row, best, best);
-    shoal_merge(best[0], first);
-    shoal_merge(best[1], first);
-    shoal_values(row, best, value);
-    int token[2] = {best[0].token, best[1].token};
-    bool more = shoal_may_win(best[0].second, value[0], row[0].factor) ||
-                shoal_may_win(best[1].second, value[1], row[1].factor);
-    while (__any_sync(0xffffffffu, more)) {
-      ShoalBest seen[2] = {best[0], best[1]};
+  shoal_pass<N, false>(sums, first, row, most, best, bound, best);
+  shoal_merge(best[0], first);
+  shoal_merge(best[1], first);
+  shoal_values(row, best, value);
+  int token[2] = {best[0].token, best[1].token};
+  bool more = shoal_may_win(best[0].second, value[0], row[0].factor) ||
+              shoal_may_win(best[1].second, value[1], row[1].factor);
+  while (__any_sync(0xffffffffu, more)) {
+    ShoalBest seen[2] = {best[0], best[1]};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        // The compiler must not hold the first look's noise for this one.
-        asm volatile("" : "+r"(row[i].k0), "+r"(row[i].k1));
-        seen[i].token -= first + (lane & 3) * 2;
-      }
-      shoal_pass<N, true, true>(sums, first, row, seen, best);
-      shoal_merge(best[0], first);
-      shoal_merge(best[1], first);
-      float others[2];
-      shoal_values(row, best, others);
-      more = false;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool better = best[i].score > -INFINITY && row[i].factor != 0.0f &&
-                            (others[i] > value[i] || (others[i] == value[i] && best[i].token < token[i]));
-        value[i] = better ? others[i] : value[i];
-        token[i] = better ? best[i].token : token[i];
-        more = more || shoal_may_win(best[i].second, value[i], row[i].factor);
-      }
+    for (int i = 0; i < 2; ++i) {
+      // The compiler must not hold the first look's noise for this one.
+      asm volatile("" : "+r"(row[i].k0), "+r"(row[i].k1));
+      seen[i].token -= first + (lane & 3) * 2;
     }
-    best[0].token = token[0], best[1].token = token[1];
-  } else {
-    shoal_pass<N, false, false>(sums, first, row, best, best);
+    shoal_pass<N, true>(sums, first, row, most, seen, bound, best);
     shoal_merge(best[0], first);
     shoal_merge(best[1], first);
-    value[0] = best[0].score, value[1] = best[1].score;
+    float others[2];
+    shoal_values(row, best, others);
+    more = false;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool better = best[i].score > -INFINITY && row[i].factor != 0.0f &&
+                          (others[i] > value[i] || (others[i] == value[i] && best[i].token < token[i]));
+      value[i] = better ? others[i] : value[i];
+      token[i] = better ? best[i].token : token[i];
+      more = more || shoal_may_win(best[i].second, value[i], row[i].factor);
+    }
   }
+  bound[0] = fmaxf(bound[0], value[0]), bound[1] = fmaxf(bound[1], value[1]);
   if ((lane & 3) < 2) {
     const int i = lane & 1, at = first_row + i * 8;
     if (at < rows) {
       values[(long long)at * parts + part] = i ? value[1] : value[0];
-      tokens[(long long)at * parts + part] = i ? best[1].token : best[0].token;
+      tokens[(long long)at * parts + part] = i ? token[1] : token[0];
     }
   }
 }

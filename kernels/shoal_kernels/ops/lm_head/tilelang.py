@@ -22,6 +22,8 @@ from shoal_kernels.precision import Precision
 __all__ = ["lm_head_argmax", "markov_loop"]
 
 ROWS, TOKENS, STEP, STAGES = 128, 256, 64, 4
+PARTS = TOKENS // 32
+"""Parts of a tile's noise: each is made while one step of the product is under way."""
 
 
 def _program(vocab: int, depth: int, blocks: int):
@@ -29,6 +31,18 @@ def _program(vocab: int, depth: int, blocks: int):
 
     rows = T.dynamic("rows")
     parts, steps = -(-vocab // TOKENS), depth // STEP
+
+    @T.macro
+    def multiply(n, x_shared, w_shared, sums, full):
+        """Start the product of step n."""
+        T.mbarrier_wait_parity(full[n % STAGES], (n // STAGES) & 1)
+        T.wgmma_gemm(
+            x_shared[n % STAGES, :, :],
+            w_shared[n % STAGES, :, :],
+            sums,
+            transpose_B=True,
+            policy=T.GemmWarpPolicy.FullRow,
+        )
 
     @T.prim_func
     def head_kernel(
@@ -45,6 +59,9 @@ def _program(vocab: int, depth: int, blocks: int):
             x_shared = T.alloc_shared((STAGES, ROWS, STEP), T.bfloat16)
             w_shared = T.alloc_shared((STAGES, TOKENS, STEP), T.bfloat16)
             sums = T.alloc_fragment((ROWS, TOKENS), T.float32)
+            parameters = T.alloc_local((12,), T.float32)
+            most = T.alloc_local((PARTS * 4,), T.float32)
+            bound = T.alloc_local((2,), T.float32)
             full = T.alloc_barrier([128] * STAGES)
             empty = T.alloc_barrier([8] * STAGES)
             T.annotate_layout(
@@ -88,21 +105,41 @@ def _program(vocab: int, depth: int, blocks: int):
                 T.inc_max_nreg(240)
                 for t in T.serial(count):
                     tile = block + t * blocks
-                    T.clear(sums)
-                    for i in T.serial(steps):
-                        n = t * steps + i
-                        T.mbarrier_wait_parity(full[n % STAGES], (n // STAGES) & 1)
-                        T.wgmma_gemm(
-                            x_shared[n % STAGES, :, :],
-                            w_shared[n % STAGES, :, :],
-                            sums,
-                            transpose_B=True,
-                            policy=T.GemmWarpPolicy.FullRow,
+                    first_row = tile % row_tiles * ROWS + tx // 128 * 64
+                    if t == 0 or tile % row_tiles != (tile - blocks) % row_tiles:
+                        T.call_extern(
+                            "handle",
+                            "shoal_rows",
+                            T.access_ptr(inverse_temperature, "r"),
+                            T.access_ptr(seeds, "r"),
+                            T.access_ptr(positions, "r"),
+                            T.access_ptr(is_greedy, "r"),
+                            first_row,
+                            rows,
+                            T.access_ptr(parameters, "w"),
+                            T.access_ptr(bound, "w"),
                         )
-                        # One product stays under way; the stage of the one before goes back.
+                    T.clear(sums)
+                    for part in T.unroll(PARTS):
+                        multiply(t * steps + part * (steps // PARTS), x_shared, w_shared, sums, full)
+                        T.call_extern(
+                            "handle",
+                            "shoal_noise",
+                            T.access_ptr(parameters, "r"),
+                            tile // row_tiles * TOKENS,
+                            part,
+                            T.access_ptr(most[part * 4], "w"),
+                        )
                         T.wait_wgmma(1)
-                        if i > 0 and tx % 32 == 0:
-                            T.mbarrier_arrive(empty[(n - 1) % STAGES])
+                        if part > 0 and tx % 32 == 0:
+                            T.mbarrier_arrive(empty[(t * steps + part * (steps // PARTS) - 1) % STAGES])
+                        for i in T.serial(steps // PARTS - 1):
+                            n = t * steps + part * (steps // PARTS) + 1 + i
+                            multiply(n, x_shared, w_shared, sums, full)
+                            # One product stays under way; the stage of the one before goes back.
+                            T.wait_wgmma(1)
+                            if tx % 32 == 0:
+                                T.mbarrier_arrive(empty[(n - 1) % STAGES])
                     T.wait_wgmma(0)
                     if tx % 32 == 0:
                         T.mbarrier_arrive(empty[(t * steps + steps - 1) % STAGES])
@@ -110,18 +147,17 @@ def _program(vocab: int, depth: int, blocks: int):
                         "handle",
                         f"shoal_choose<{TOKENS}>",
                         T.access_ptr(sums, "rw"),
-                        T.access_ptr(inverse_temperature, "r"),
-                        T.access_ptr(seeds, "r"),
-                        T.access_ptr(positions, "r"),
-                        T.access_ptr(is_greedy, "r"),
+                        T.access_ptr(parameters, "r"),
+                        T.access_ptr(most, "r"),
                         T.access_ptr(values, "w"),
                         T.access_ptr(tokens, "w"),
-                        tile % row_tiles * ROWS + tx // 128 * 64,
+                        first_row,
                         rows,
                         tile // row_tiles * TOKENS,
                         vocab,
                         tile // row_tiles,
                         parts,
+                        T.access_ptr(bound, "rw"),
                     )
 
     return head_kernel
@@ -156,7 +192,7 @@ def lm_head_argmax(
 ) -> Tensor:
     """hidden bf16 [R, D] -> int64 [R]."""
     rows, vocab = hidden.shape[0], head.out_features
-    if rows <= ROWS // 2 or not serves(hidden.shape[1], hidden.device):
+    if rows <= ROWS // 2 or plain.is_cut(head) or not serves(hidden.shape[1], hidden.device):
         return plain.lm_head_argmax(hidden, head, inverse_temperature, seeds, positions, is_greedy, precision)
     parts = triton.cdiv(vocab, TOKENS)
     values = torch.empty(rows, parts, dtype=torch.float32, device=hidden.device)
@@ -170,7 +206,7 @@ def lm_head_argmax(
 
 def serves(depth: int, device: torch.device) -> bool:
     """Whether the copy engine takes this depth and the device is a Hopper; else the Triton kernel is used."""
-    return depth % STEP == 0 and torch.cuda.get_device_capability(device)[0] == 9
+    return depth % (PARTS * STEP) == 0 and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache

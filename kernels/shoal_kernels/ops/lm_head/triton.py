@@ -15,6 +15,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from shoal_kernels.ops.linear import LinearWeight
+from shoal_kernels.ops.linear.segments import segment_depth
+from shoal_kernels.ops.lm_head import reference
 from shoal_kernels.ops.sampling.noise_triton import best_of_tile
 from shoal_kernels.ops.sampling.triton import best_of_parts, coupled_argmax
 from shoal_kernels.precision import Precision
@@ -211,6 +213,11 @@ def _tiles(rows: int, vocab: int, depth: int) -> tuple[int, int, int, int, int]:
     return (64, block_v, block_k, 4, 4) if rows <= 64 else (128, block_v, block_k, 8, 4)
 
 
+def is_cut(head: LinearWeight) -> bool:
+    """Whether `linear` adds a logit up from segments of K: then the logits have to come from it."""
+    return segment_depth(head.out_features, head.in_features) < head.in_features
+
+
 def _is_fused(device: torch.device) -> bool:
     """Whether the arg-max is taken in the product's kernel. Triton's layout pass for Blackwell's tensor memory fails on
     it, so there the processed logits are stored and a second kernel reads them.
@@ -229,6 +236,8 @@ def lm_head_argmax(
 ) -> Tensor:
     """hidden bf16 [R, D] -> int64 [R]."""
     (rows, depth), vocab = hidden.shape, head.out_features
+    if is_cut(head):
+        return reference.lm_head_argmax(hidden, head, inverse_temperature, seeds, positions, is_greedy, precision)
     block_r, block_v, block_k, warps, stages = _tiles(rows, vocab, depth)
     parts = triton.cdiv(vocab, block_v)
     fused = _is_fused(hidden.device)
@@ -275,6 +284,21 @@ def markov_loop(
     precision: Precision,
 ) -> tuple[Tensor, Tensor]:
     """base_logits float32 [n, B, V] -> tokens int64 [n, width], confidence logits float32 [n, width]."""
+    if is_cut(markov_head):
+        return reference.markov_loop(
+            base_logits,
+            hidden,
+            previous,
+            markov_embed,
+            markov_head,
+            confidence,
+            inverse_temperature,
+            seeds,
+            positions,
+            is_greedy,
+            width,
+            precision,
+        )
     rows, vocab, rank = base_logits.shape[0], base_logits.shape[2], markov_head.in_features
     depth = hidden.shape[2]
     embed = markov_embed.to(torch.bfloat16)
