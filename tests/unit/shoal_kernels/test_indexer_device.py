@@ -51,7 +51,7 @@ def _assert_exact(rows: IndexRows, k: int, num_blocks: int, size: int, backend: 
     assert_equal_bits(inside, indexer.top_entries(scores, n_vis, k, candidates=blocks, block_size=size))
 
 
-@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("backend", backends(tilelang=True))
 @pytest.mark.parametrize("shape", [_NANO, _ODD], ids=["nano", "odd"])
 def test_scores_are_close_to_the_host(backend: str, shape: dict[str, Any]) -> None:
     most = shape["entries"] * shape["blocks"]
@@ -59,7 +59,7 @@ def test_scores_are_close_to_the_host(backend: str, shape: dict[str, Any]) -> No
     _assert_close_to_host(index_rows(_SEQUENCES, n_vis, **shape, seed=1, page_split=shape is _NANO), backend)
 
 
-@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("backend", backends(tilelang=True))
 @pytest.mark.parametrize("coarse_values", [False, True], ids=["spread", "ties"])
 @pytest.mark.parametrize(("k", "num_blocks", "size"), [(1, 1, 8), (64, 9, 8), (500, 100, 8), (20, 3, 6)])
 def test_choices_are_exact_on_the_scores(backend: str, coarse_values: bool, k: int, num_blocks: int, size: int) -> None:
@@ -68,18 +68,18 @@ def test_choices_are_exact_on_the_scores(backend: str, coarse_values: bool, k: i
     _assert_exact(rows, k, num_blocks, size, backend)
 
 
-@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("backend", backends(tilelang=True))
 def test_rows_do_not_depend_on_their_batch(backend: str) -> None:
-    rows = index_rows([0] * 8 + [1] * 3, [310, 3, 64, 0, 200, 201, 202, 203, 5, 6, 7], **_NANO, seed=3)
+    rows = index_rows([0] * 7 + [1], [150, 3, 64, 0, 100, 101, 102, 5], **_NANO, seed=3)
 
     def operation(chosen: Tensor) -> tuple[Tensor, ...]:
         part = IndexRows(*rows.rows(chosen))
         return (indexer.scores(*part.all, precision=SERVED_BF16, backend=backend), *_choices(part, 20, 6, 8, backend))
 
-    assert_rows_independent(operation, 11, sizes=(1, 6))
+    assert_rows_independent(operation, 8, sizes=(3,))
 
 
-@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("backend", backends(tilelang=True))
 def test_no_rows_and_no_blocks_give_nothing(backend: str) -> None:
     none = index_rows([], [], **_NANO, seed=4)
     entries, blocks, inside = _choices(none, 4, 2, 8, backend)
@@ -92,7 +92,7 @@ def test_no_rows_and_no_blocks_give_nothing(backend: str) -> None:
 
 @pytest.mark.gpu
 @needs_device
-@pytest.mark.parametrize("backend", backends(tilelang=False))
+@pytest.mark.parametrize("backend", backends(tilelang=True))
 @pytest.mark.parametrize("page_split", [True, False])
 def test_scores_of_released_size_are_close_to_the_host(backend: str, page_split: bool) -> None:
     row_seq = [s for s in range(4) for _ in range(6)] + [1] * 14 + [0]
@@ -103,7 +103,7 @@ def test_scores_of_released_size_are_close_to_the_host(backend: str, page_split:
 
 @pytest.mark.gpu
 @needs_device
-@pytest.mark.parametrize("backend", backends(tilelang=False))
+@pytest.mark.parametrize("backend", backends(tilelang=True))
 @pytest.mark.parametrize("coarse_values", [False, True], ids=["spread", "ties"])
 @pytest.mark.parametrize("blocks", [80, 1100])
 def test_choices_of_released_size_are_exact_on_the_scores(backend: str, coarse_values: bool, blocks: int) -> None:
@@ -116,7 +116,7 @@ def test_choices_of_released_size_are_exact_on_the_scores(backend: str, coarse_v
 
 @pytest.mark.gpu
 @needs_device
-@pytest.mark.parametrize("backend", backends(tilelang=False))
+@pytest.mark.parametrize("backend", backends(tilelang=True))
 def test_rows_of_released_size_do_not_depend_on_their_batch(backend: str) -> None:
     generator = torch.Generator().manual_seed(7)
     row_seq = [0] * 20 + [1] * 3 + [2] * 7
@@ -132,7 +132,7 @@ def test_rows_of_released_size_do_not_depend_on_their_batch(backend: str) -> Non
 
 @pytest.mark.gpu
 @needs_device
-@pytest.mark.parametrize("backend", backends(tilelang=False))
+@pytest.mark.parametrize("backend", backends(tilelang=True))
 def test_a_call_can_be_captured_in_a_graph(backend: str) -> None:
     rows = index_rows([0] * 6, [9000, 9001, 9002, 9003, 9004, 9005], **_RELEASED, seed=8)
     want = indexer.select(*rows.all, 512, precision=SERVED_BF16, backend=backend)

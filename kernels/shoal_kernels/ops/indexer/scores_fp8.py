@@ -76,7 +76,7 @@ def _tables(exponent, top):
 
 @gluon.jit
 def _stage_query(query, weights, shared, scales, start, stop, L: gl.constexpr):
-    """Six rows into shared e4m3 [256, 128] (row and head, permuted dimension); scales float32 [256] of rows and heads."""
+    """Six rows into shared e4m3 [256, 128] (row and head, permuted dimension); weights and scales float32 [256]."""
     for first in gl.static_range(3):
         n = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
         k = gl.arange(0, 128, layout=gl.SliceLayout(0, L))
@@ -143,6 +143,9 @@ def _segment(
     width,
     shared,
     scales,
+    turns,
+    step,
+    WHICH: gl.constexpr,
     FULL: gl.constexpr,
     REST: gl.constexpr,
     LISTED: gl.constexpr,
@@ -153,9 +156,6 @@ def _segment(
     LC1: gl.constexpr,
 ):
     """Entries (or places of the list) entry .. end - 1 for FULL and REST rows of a group."""
-    w0 = scales.slice(0, FULL * 32).load(gl.SliceLayout(0, LC0))
-    if REST > 0:
-        w1 = scales.slice(FULL * 32, REST * 32).load(gl.SliceLayout(0, LC1))
     block, slot = _find_tile(table_row, listed, length, entry, bound, LISTED, PER_BLOCK, LW)
     found, exponent = _load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
     block, slot = _find_tile(table_row, listed, length, entry + 64, bound, LISTED, PER_BLOCK, LW)
@@ -166,6 +166,7 @@ def _segment(
         packed, low = gl.broadcast(found, gl.expand_dims(low, 2))
         packed, high = gl.broadcast(found, gl.expand_dims(high, 2))
         a = _decode(packed, low, high, LA)
+        hopper.mbarrier.wait(turns.index(WHICH), (step + 1 + WHICH) & 1)
         q0 = shared.slice(0, FULL * 32).permute((1, 0))
         acc0 = gl.full((64, FULL * 32), 0.0, gl.float32, LC0)
         acc0 = hopper.warpgroup_mma(a, q0, acc0, use_acc=False, is_async=True)
@@ -181,12 +182,141 @@ def _segment(
         block, slot = _find_tile(table_row, listed, length, at + 128, bound, LISTED, PER_BLOCK, LW)
         if REST > 0:
             acc0 = hopper.warpgroup_mma_wait(1, deps=(acc0,))
+            hopper.mbarrier.arrive(turns.index(1 - WHICH))
+            w0 = scales.slice(0, FULL * 32).load(gl.SliceLayout(0, LC0))
             _finish(acc0, w0, scale, out, coarse, listed, length, 0, rows, at, width, FULL, LISTED)
             acc1 = hopper.warpgroup_mma_wait(0, deps=(acc1,))
+            w1 = scales.slice(FULL * 32, REST * 32).load(gl.SliceLayout(0, LC1))
             _finish(acc1, w1, scale, out, coarse, listed, length, FULL, rows, at, width, REST, LISTED)
         else:
             acc0 = hopper.warpgroup_mma_wait(0, deps=(acc0,))
+            hopper.mbarrier.arrive(turns.index(1 - WHICH))
+            w0 = scales.slice(0, FULL * 32).load(gl.SliceLayout(0, LC0))
             _finish(acc0, w0, scale, out, coarse, listed, length, 0, rows, at, width, FULL, LISTED)
+        step += 1
+    return step
+
+
+@gluon.jit
+def _consume(inputs, sizes, parts, WHICH: gl.constexpr, LISTED: gl.constexpr, PER_BLOCK: gl.constexpr):
+    """The work of one of two warpgroups, which use the tensor cores in turn: one sums while the other multiplies."""
+    query, weights, words, storage, table, row_seq, starts, tiles, count, out, coarse, united, lengths = inputs
+    block_units, section, table_width, width, list_width = sizes
+    all_shared, all_scales, turns = parts
+    LW: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 1], [0, 0, 2], [8, 0, 0]],
+        lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        warp_bases=[[16, 0, 0], [32, 0, 0]],
+        block_bases=[],
+        shape=[64, 4, 4],
+    )
+    LC4: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
+    LC2: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
+    LA: gl.constexpr = gl.DotOperandLayout(0, LC2, 4)
+    LQ: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+    shared = all_shared.index(WHICH)
+    scales = all_scales.index(WHICH)
+    groups = gl.load(count)
+    total = gl.load(tiles + groups).to(gl.int64)
+    consumers = 2 * gl.num_programs(0)
+    first = 2 * gl.program_id(0)
+    middle = ((first + 1) * total // consumers).to(gl.int32)
+    low = (first * total // consumers).to(gl.int32)
+    high = ((first + 2) * total // consumers).to(gl.int32)
+    if WHICH == 0:
+        tile = low
+        end = middle
+    else:
+        tile = middle
+        end = high
+    rounds = gl.maximum(middle - low, high - middle)
+    step = 0
+    group = find_group(tiles, groups, tile)
+    bound = table_width * PER_BLOCK
+    words += section // 4
+    storage += section
+    while tile < end:
+        start = gl.load(starts + group)
+        stop = gl.load(starts + group + 1)
+        first_tile = gl.load(tiles + group)
+        segment_end = gl.minimum(end, gl.load(tiles + group + 1))
+        if tile < segment_end:
+            rows = stop - start
+            table_row = table + gl.load(row_seq + start).to(gl.int64) * table_width
+            own_out = out + start.to(gl.int64) * width
+            own_coarse = coarse + start.to(gl.int64) * (width // 8)
+            listed = united + group.to(gl.int64) * list_width
+            length = 0
+            if LISTED:
+                length = gl.load(lengths + group)
+            entry = (tile - first_tile) * 64
+            last = (segment_end - first_tile) * 64
+            _stage_query(query, weights, shared, scales, start, stop, LQ)
+            hopper.fence_async_shared()
+            if rows > 2:
+                step = _segment(
+                    words,
+                    storage,
+                    table_row,
+                    own_out,
+                    own_coarse,
+                    listed,
+                    length,
+                    entry,
+                    last,
+                    rows,
+                    bound,
+                    block_units,
+                    width,
+                    shared,
+                    scales,
+                    turns,
+                    step,
+                    WHICH,
+                    4,
+                    2,
+                    LISTED,
+                    PER_BLOCK,
+                    LW,
+                    LA,
+                    LC4,
+                    LC2,
+                )
+            else:
+                step = _segment(
+                    words,
+                    storage,
+                    table_row,
+                    own_out,
+                    own_coarse,
+                    listed,
+                    length,
+                    entry,
+                    last,
+                    rows,
+                    bound,
+                    block_units,
+                    width,
+                    shared,
+                    scales,
+                    turns,
+                    step,
+                    WHICH,
+                    2,
+                    0,
+                    LISTED,
+                    PER_BLOCK,
+                    LW,
+                    LA,
+                    LC2,
+                    LC2,
+                )
+        tile = segment_end
+        group += 1
+    # The other one may have a tile more.
+    for rest in range(step, rounds):
+        hopper.mbarrier.wait(turns.index(WHICH), (rest + 1 + WHICH) & 1)
+        hopper.mbarrier.arrive(turns.index(1 - WHICH))
 
 
 @gluon.jit
@@ -212,106 +342,31 @@ def _score_groups_fp8(
     LISTED: gl.constexpr,
     PER_BLOCK: gl.constexpr,
 ):
-    LW: gl.constexpr = gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 0, 2], [8, 0, 0]],
-        lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        warp_bases=[[16, 0, 0], [32, 0, 0]],
-        block_bases=[],
-        shape=[64, 4, 4],
-    )
-    LC4: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
-    LC2: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
-    LA: gl.constexpr = gl.DotOperandLayout(0, LC2, 4)
-    LQ: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     SH: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
     S1: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    shared = gl.allocate_shared_memory(gl.float8e4nv, [256, 128], SH)
-    scales = gl.allocate_shared_memory(gl.float32, [256], S1)
-    groups = gl.load(count)
-    total = gl.load(tiles + groups).to(gl.int64)
-    tile = (gl.program_id(0) * total // gl.num_programs(0)).to(gl.int32)
-    end = ((gl.program_id(0) + 1) * total // gl.num_programs(0)).to(gl.int32)
-    group = find_group(tiles, groups, tile)
-    bound = table_width * PER_BLOCK
-    words += section // 4
-    storage += section
-    while tile < end:
-        start = gl.load(starts + group)
-        stop = gl.load(starts + group + 1)
-        first_tile = gl.load(tiles + group)
-        segment_end = gl.minimum(end, gl.load(tiles + group + 1))
-        if tile < segment_end:
-            rows = stop - start
-            table_row = table + gl.load(row_seq + start).to(gl.int64) * table_width
-            own_out = out + start.to(gl.int64) * width
-            own_coarse = coarse + start.to(gl.int64) * (width // 8)
-            listed = united + group.to(gl.int64) * list_width
-            length = 0
-            if LISTED:
-                length = gl.load(lengths + group)
-            entry = (tile - first_tile) * 64
-            last = (segment_end - first_tile) * 64
-            _stage_query(query, weights, shared, scales, start, stop, LQ)
-            hopper.fence_async_shared()
-            if rows > 2:
-                _segment(
-                    words,
-                    storage,
-                    table_row,
-                    own_out,
-                    own_coarse,
-                    listed,
-                    length,
-                    entry,
-                    last,
-                    rows,
-                    bound,
-                    block_units,
-                    width,
-                    shared,
-                    scales,
-                    4,
-                    2,
-                    LISTED,
-                    PER_BLOCK,
-                    LW,
-                    LA,
-                    LC4,
-                    LC2,
-                )
-            else:
-                _segment(
-                    words,
-                    storage,
-                    table_row,
-                    own_out,
-                    own_coarse,
-                    listed,
-                    length,
-                    entry,
-                    last,
-                    rows,
-                    bound,
-                    block_units,
-                    width,
-                    shared,
-                    scales,
-                    2,
-                    0,
-                    LISTED,
-                    PER_BLOCK,
-                    LW,
-                    LA,
-                    LC2,
-                    LC2,
-                )
-        tile = segment_end
-        group += 1
+    shared = gl.allocate_shared_memory(gl.float8e4nv, [2, 256, 128], SH)
+    scales = gl.allocate_shared_memory(gl.float32, [2, 256], S1)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
+    hopper.mbarrier.init(turns.index(0), count=1)
+    hopper.mbarrier.init(turns.index(1), count=1)
+    FIRST: gl.constexpr = 0
+    SECOND: gl.constexpr = 1
+    inputs = query, weights, words, storage, table, row_seq, starts, tiles, count, out, coarse, united, lengths
+    sizes = block_units, section, table_width, width, list_width
+    parts = shared, scales, turns
+    gl.warp_specialize(
+        [
+            (_consume, (inputs, sizes, parts, FIRST, LISTED, PER_BLOCK)),
+            (_consume, (inputs, sizes, parts, SECOND, LISTED, PER_BLOCK)),
+        ],
+        [4],
+        [240],
+    )
 
 
 def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs, united=None, size=COARSE):
     """As `scores_triton.score_groups`."""
-    _score_groups_fp8[(2 * programs,)](
+    _score_groups_fp8[(programs,)](
         query,
         weights,
         keys.storage.view(torch.int32),

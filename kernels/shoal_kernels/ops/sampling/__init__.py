@@ -102,7 +102,7 @@ def process_logits(logits: Tensor, rows: Sequence[RowSampling], *, backend: str 
     if not any(changed) and not filtered:
         return logits
     device, precision = logits.device.type, _numerics(logits, backend)
-    z: Tensor = resolve("edit_logits", device, precision, backend)(logits, rows, inverse_temperatures(rows))
+    z: Tensor = resolve("edit_logits", device, precision)(logits, rows, inverse_temperatures(rows))
     if filtered:
         at = torch.tensor(filtered).to(z.device, non_blocking=True)
         kept = resolve("filter_logits", device, precision, backend)(
