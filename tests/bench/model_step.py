@@ -10,6 +10,8 @@ asynchronous scheduling can win.
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +29,7 @@ from shoal_model.rows import RowBatch, Segment
 from shoal_model.sampler import RowChoice, RowSampling, SampleRow
 from shoal_model.synthetic import Synthetic, synthetic_weights
 
-_WARM, _TIMED = 2, 5
+_WARM, _TIMED, _HOST_LINES = 2, 5, 25
 _OTHER, _SPAN = "other", "op:"
 
 
@@ -118,6 +120,12 @@ def measure(step: Callable[[], object]) -> dict[str, object]:
         "launches": launches,
         "shares": {name: round(shares[name] / busy, 4) for name in ranked if shares[name] > 0.002 * busy},
     }
+
+
+def _print_host_profile(step: Callable[[], object]) -> None:
+    profile = cProfile.Profile()
+    profile.runcall(step)
+    pstats.Stats(profile).sort_stats("tottime").print_stats(_HOST_LINES)
 
 
 def _profile(step: Callable[[], object]) -> tuple[dict[str, float], float, int]:
@@ -237,6 +245,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--context", type=int, default=131_072)
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--only", default="", help="kinds of steps that begin so")
+    parser.add_argument("--host", action="store_true", help="print where the host spends one step of each kind")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("bench-model-step needs a CUDA device", file=sys.stderr)
@@ -258,6 +267,8 @@ def main(argv: Sequence[str]) -> int:
                 f"{found['launches']} launches: {found['shares']}",
                 flush=True,
             )
+            if args.host:
+                _print_host_profile(step)
     return finish(
         "model-step",
         workload={"layers": args.layers, "ep_size": Synthetic().ep_size, **vars(args)},
