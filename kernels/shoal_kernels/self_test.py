@@ -69,7 +69,7 @@ def self_test(device: torch.device | str = "cpu") -> None:
     is_host = there.type == "cpu"
     place = host if is_host else _Place(SERVED_BF16, there)
     if not is_host:
-        torch.cuda.set_device(there)
+        torch.cuda.set_device(there.index or 0)
     rows, order = torch.arange(_ROWS), torch.tensor([4, 0, 6, 2])
     for (name, reference), (_, check) in zip(_checks(host), _checks(place), strict=True):
         want, got = reference(rows, "reference"), check(rows.to(there), None)

@@ -90,7 +90,7 @@ def use(device: torch.device) -> None:
     if device.type != "cpu":
         import torch
 
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
 
 
 def accelerator_class(device: torch.device) -> str:

@@ -65,7 +65,7 @@ class Model:
         num_slots: int,
     ) -> None:
         """`weights` lie on `device`, prepared for `precision`. Raises CacheTooLarge."""
-        self.device = torch.device(device)
+        self.device = open_device(device)
         self.config = config
         self.precision = precision
         self.layer_map = build_layer_map(config)
