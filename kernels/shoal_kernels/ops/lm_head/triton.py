@@ -306,7 +306,8 @@ def markov_loop(
     chances = torch.empty(rows, width, dtype=torch.float32, device=hidden.device)
     if not rows:
         return drafted, chances
-    block_r, block_v, block_k, warps, stages = _tiles(rows, vocab, rank)
+    # Its time goes into reading the base logits, so more rows would gain nothing from a larger tile.
+    block_r, block_v, block_k, warps, stages = _tiles(1, vocab, rank)
     parts = triton.cdiv(vocab, block_v)
     fused = _is_fused(hidden.device)
     values = torch.empty(rows, parts if fused else vocab, dtype=torch.float32, device=hidden.device)
