@@ -27,6 +27,8 @@ from shoal_kernels.triton_rows import (
     store_record,
 )
 
+_TILE_PAIRS = 2048
+
 
 @triton.jit
 def _norm_part(values, factor, gain, ROWS: tl.constexpr, SIZE: tl.constexpr, CAST: tl.constexpr):
@@ -135,7 +137,7 @@ def _run_rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, in_p
     frequencies = cos_sin.shape[1] // 2
     first = dim - 2 * frequencies if in_place else 0
     pairs = max(16, triton.next_power_of_2(dim - first) // 2)
-    tile = min(triton.next_power_of_2(heads), max(1, 2048 // pairs))
+    tile = min(triton.next_power_of_2(heads), max(1, _TILE_PAIRS // pairs))
     _rope[(rows, triton.cdiv(heads, tile))](
         x,
         x.stride(0),
