@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The k best of lists of scores in octets, in a CUDA function; other sizes go to the Triton kernel."""
+"""The k best of lists of scores in octets, found in a CUDA function; other sizes go to the Triton kernel."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def pick(source, scores, out, n_vis, places, bound, *, size, entries=None, block
         return
     if out.shape[0] == 0:
         return
-    octets = 1 if places <= 8 * _THREADS else 2 if places <= 16 * _THREADS else 4
+    octets = 1 if places <= 8 * _THREADS else 4
     bits = scores.view(torch.int16)
     entry_bits = bits if entries is None else entries.view(torch.int16)
     kernel(source, octets)(bits, entry_bits, out if blocks is None else blocks, n_vis, out, bound)
