@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,8 @@ class Implementation:
 _ON_HOST, _ON_DEVICE = ("exact", "kv", "served"), ("served_bf16",)
 # Triton's interpreter runs its kernels on host tensors, which is how tests run them without a GPU.
 _DEVICE_TYPES = {"tilelang": ("cuda",), "triton": ("cuda", "cpu")}
+# Functions with an Ascend kernel that is a whole operation. They are lowered in tests, and have run nowhere.
+_ON_NPU = ("linear", "mix", "rms_norm", "rms_norm_rope", "route")
 
 
 def _entry(
@@ -52,7 +55,24 @@ def _entry(
             Implementation(backend, f"{module}.{backend}:{function}", _DEVICE_TYPES[backend], _ON_DEVICE)
             for backend in device
         ),
+        *(
+            (Implementation("ascend", f"{module}.ascend:{function}", ("npu",), _ON_DEVICE),)
+            if function in _ON_NPU
+            else ()
+        ),
         Implementation("cpu", f"{module}.cpu:{function}", ("cpu",), precisions or ("served",)),
+        Implementation("reference", f"{module}.reference:{function}", None, _ON_HOST),
+    )
+
+
+def _fused(op: str, function: str, *, device: tuple[str, ...] = ("triton",)) -> tuple[Implementation, ...]:
+    """One kernel where bytes are kept; on the host its reference puts together the operations that exist there."""
+    module = f"shoal_kernels.ops.{op}"
+    return (
+        *(
+            Implementation(backend, f"{module}.{backend}:{function}", _DEVICE_TYPES[backend], _ON_DEVICE)
+            for backend in device
+        ),
         Implementation("reference", f"{module}.reference:{function}", None, _ON_HOST),
     )
 
@@ -63,25 +83,37 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "encode_records": _entry("records", "encode_records"),
     "decode_records": _entry("records", "decode_records"),
     "write_records": _entry("records", "write_records"),
-    "linear": _entry("linear", "linear"),
+    "copy_rows": _fused("records", "copy_rows"),
+    "linear": _entry("linear", "linear", device=("tilelang", "triton")),
     "rms_norm": _entry("norm_rope", "rms_norm"),
     "rms_norm_rope": _entry("norm_rope", "rms_norm_rope"),
     "rope": _entry("norm_rope", "rope"),
+    "rms_norm_cast": _fused("norm_rope", "rms_norm_cast"),
+    "rope_cast": _fused("norm_rope", "rope_cast"),
+    "window_rows": _fused("norm_rope", "window_rows"),
     "mix": _entry("hyper_connections", "mix"),
     "collapse": _entry("hyper_connections", "collapse"),
     "collapse_norm": _entry("hyper_connections", "collapse_norm"),
+    "collapse_norm_cast": _entry("hyper_connections", "collapse_norm_cast"),
     "expand": _entry("hyper_connections", "expand"),
+    "expand_norm": _entry("hyper_connections", "expand_norm"),
     "engram_gather": _entry("engram", "engram_gather"),
     "engram_gate": _entry("engram", "engram_gate"),
     "pool_pairs": _entry("compressor", "pool_pairs"),
+    "store_main": _fused("compressor", "store_main"),
+    "store_key": _fused("compressor", "store_key"),
     "route": _entry("router", "route"),
-    "experts": _entry("experts", "experts"),
-    "moe": _entry("experts", "moe"),
+    "experts": _entry("experts", "experts", device=("tilelang", "triton")),
+    "moe": _entry("experts", "moe", device=("tilelang", "triton")),
     "indexer_scores": _entry("indexer", "indexer_scores", device=("tilelang", "triton")),
     "indexer_select": _entry("indexer", "indexer_select", device=("tilelang", "triton")),
-    "sparse_attention": _entry("sparse_attention", "sparse_attention"),
+    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("triton", "tilelang")),
+    "edit_logits": _fused("sampling", "edit_logits"),
     "filter_logits": _entry("sampling", "filter_logits"),
+    "logprobs": _fused("sampling", "logprobs"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
+    "lm_head_argmax": _fused("lm_head", "lm_head_argmax", device=("tilelang", "triton")),
+    "markov_loop": _fused("lm_head", "markov_loop"),
 }
 
 _chosen: dict[tuple[str, str, str, str | None], Kernel] = {}
@@ -99,6 +131,20 @@ def resolve(op: str, device_type: str, precision: Precision, backend: str | None
     if kernel is None:
         kernel = _chosen[key] = _load(op, device_type, precision, backend)
     return kernel
+
+
+def backends(device_type: str, precision: Precision) -> dict[str, str]:
+    """Which backend serves each operation here, by name of the operation. Raises BackendUnavailable."""
+    found = {}
+    for op, entries in IMPLEMENTATIONS.items():
+        kernel = resolve(op, device_type, precision)
+        found[op] = next(entry.backend for entry in entries if _names(entry, kernel))
+    return found
+
+
+def _names(entry: Implementation, kernel: Kernel) -> bool:
+    module_name, _, function = entry.target.partition(":")
+    return module_name in sys.modules and getattr(sys.modules[module_name], function, None) is kernel
 
 
 def _load(op: str, device_type: str, precision: Precision, backend: str | None) -> Kernel:

@@ -27,7 +27,7 @@ Table = NDArray[np.int32]
 class EntryWrite:
     """Compressed entries that close in this step, for one ratio."""
 
-    members: Tensor  # int64 [ratio, n]: rows of each group, over the batch (ratio 1) or [pair ring | scratch] (ratio 2)
+    members: Tensor  # int64 [ratio, n]: rows of each group, over the batch (ratio 1) or [pair ring | batch] (ratio 2)
     blocks: Tensor  # int64 [n]
     entries: Tensor  # int64 [n], entry inside the block
     positions: Tensor  # int64 [n], RoPE position: ratio * group
@@ -54,6 +54,7 @@ class StepPlan:
     """All index tensors of one step."""
 
     history: Tensor  # int64 [rows, 4]: the row's own token id, then the three before it
+    is_image: Tensor  # bool [rows]: rows that Engram leaves alone
     block_table: Tensor  # int32 [segments, max blocks], 0 padded
     encoder: HalfPlan
     entries: dict[int, EntryWrite]  # by ratio
@@ -102,6 +103,7 @@ def plan_step(
     )
     return StepPlan(
         history=torch.from_numpy(_history(segments)),
+        is_image=torch.zeros(len(rows.positions), dtype=torch.bool),
         block_table=torch.from_numpy(table),
         encoder=encoder,
         entries=entries,
@@ -144,8 +146,8 @@ def _plan_entries(rows: _Rows, pairs: Ring, segments: Sequence[Segment], table: 
         older = wanted < first
         places = pairs.tags.places(rows.slots[closing][None], wanted)
         pairs.tags.check(places[older], wanted[older])
-        scratch = pairs.scratch_start + rows.numbers[closing][None] - (ratio - 1) + np.arange(ratio)[:, None]
-        members = np.where(older, places, scratch)
+        in_batch = pairs.scratch_start + rows.numbers[closing][None] - (ratio - 1) + np.arange(ratio)[:, None]
+        members = np.where(older, places, in_batch)
     return EntryWrite(
         members=torch.from_numpy(members),
         blocks=torch.from_numpy(blocks),
@@ -189,11 +191,12 @@ def _output_rows(rows: _Rows, segments: Sequence[Segment], chosen: Ints | None) 
 
 def _history(segments: Sequence[Segment]) -> Ints:
     """Token ids p, p-1, p-2, p-3 of every row, int64 [rows, 4]."""
-    parts = []
-    for segment in segments:
-        tokens = np.concatenate([np.asarray(segment.lookback), np.asarray(segment.token_ids)]).astype(np.int64)
-        parts.append(np.lib.stride_tricks.sliding_window_view(tokens, 4)[:, ::-1])
-    return np.concatenate(parts)
+    parts = [np.asarray(part, dtype=np.int64) for segment in segments for part in (segment.lookback, segment.token_ids)]
+    tokens = np.concatenate(parts)
+    lengths = np.array([len(segment.token_ids) for segment in segments])
+    # A segment's rows begin behind its own look-back and those of the segments before.
+    places = np.arange(lengths.sum()) + np.repeat(3 * np.arange(1, len(segments) + 1), lengths)
+    return tokens[places[:, None] - np.arange(4)]
 
 
 def _block_table(segments: Sequence[Segment]) -> Table:
