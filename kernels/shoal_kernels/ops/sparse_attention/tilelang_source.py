@@ -108,9 +108,9 @@ __device__ __forceinline__ int shoal_keys(int t, int near, int far) {
   return t < tiles ? near - t * 64 : far - (t - tiles) * 64;
 }
 
-// Offsets in bytes of the two keys of this thread in tile t; -1 past the end of the list.
+// Where the records of the two keys of this thread in tile t lie, in units of 16 bytes; -1 past the end of the list.
 __device__ __forceinline__ void shoal_places(
-    int64_t* places, const int* window_index, const int* topk, const int* table, int t, int near, int far,
+    int* places, const int* window_index, const int* topk, const int* table, int t, int near, int far,
     int per_block, int units, int offset, int stride) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, tiles = (near + 63) / 64;
 #pragma unroll
@@ -119,14 +119,29 @@ __device__ __forceinline__ void shoal_places(
     places[g] = -1;
     if (t < tiles) {
       at += t * 64;
-      if (at < near) places[g] = (int64_t)__ldg(window_index + at) * 528;
+      if (at < near) places[g] = __ldg(window_index + at) * 33;
     } else {
       at += (t - tiles) * 64;
       if (at < far) {
         int id = __ldg(topk + at), block = id / per_block;
-        places[g] = (int64_t)__ldg(table + block) * units + offset + (int64_t)(id - block * per_block) * stride;
+        places[g] = __ldg(table + block) * (units >> 4) + (offset >> 4) + (id - block * per_block) * (stride >> 4);
       }
     }
+  }
+}
+
+// Asks for the records of tile t in the L2 cache.
+__device__ __forceinline__ void shoal_ask(
+    const int* places, const unsigned char* window, const unsigned char* storage, int t, int near) {
+  int quarter = (threadIdx.x & 31) >> 3;
+  bool is_near = t < (near + 63) / 64;
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    if (places[g] < 0) continue;
+    const unsigned char* record = (is_near ? window : storage) + (int64_t)places[g] * 16;
+    // A record of 288 bytes lies in three or four lines, one of 528 in five.
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(record + (quarter < 3 ? quarter * 96 : 287)));
+    if (is_near && quarter) asm volatile("prefetch.global.L2 [%0];" ::"l"(record + 239 + quarter * 96));
   }
 }
 
@@ -134,8 +149,8 @@ __device__ __forceinline__ void shoal_places(
 // key QUARTERS quarters from quarter `part` on: 8 * QUARTERS words into raw.
 template <int QUARTERS>
 __device__ __forceinline__ void shoal_load_window(
-    unsigned* raw, unsigned* gains, int64_t place, const unsigned char* window, int part) {
-  const unsigned char* record = window + (place < 0 ? int64_t(0) : place);
+    unsigned* raw, unsigned* gains, int place, const unsigned char* window, int part) {
+  const unsigned char* record = window + (int64_t)max(place, 0) * 16;
 #pragma unroll
   for (int p = 0; p < 2 * QUARTERS; ++p) {
     int chunk = (part * 2 + p) * 4 + ((threadIdx.x & 31) >> 3);
@@ -150,7 +165,7 @@ __device__ __forceinline__ void shoal_load_window(
 
 template <int QUARTERS>
 __device__ __forceinline__ void shoal_load(
-    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* window, const unsigned char* storage,
+    unsigned* raw, unsigned* gains, const int* places, const unsigned char* window, const unsigned char* storage,
     int part, int t, int near) {
   if (t < (near + 63) / 64) {
     shoal_load_window<QUARTERS>(raw, gains, places[0], window, part);
@@ -158,7 +173,7 @@ __device__ __forceinline__ void shoal_load(
   }
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    const unsigned char* record = storage + (places[g] < 0 ? int64_t(0) : places[g]);
+    const unsigned char* record = storage + (int64_t)max(places[g], 0) * 16;
 #pragma unroll
     for (int p = 0; p < QUARTERS; ++p) {
       int chunk = (part + p) * 4 + ((threadIdx.x & 31) >> 3), i = g * QUARTERS + p;
@@ -175,7 +190,7 @@ __device__ __forceinline__ void shoal_load(
 // Dequantise what was loaded (and load the second key of window records) into tiles of up to two quarters each.
 template <int QUARTERS>
 __device__ __forceinline__ void shoal_store(
-    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* window, int part, int t, int near,
+    unsigned* raw, unsigned* gains, const int* places, const unsigned char* window, int part, int t, int near,
     void* left, void* right) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
   if (t < (near + 63) / 64) {
