@@ -253,44 +253,44 @@ FINISH = r"""
 template <bool CAST, int FREQUENCIES>
 __device__ __forceinline__ void shoal_finish_octet(uint4& v, int dim, const float* angles) {
   unsigned* words = reinterpret_cast<unsigned*>(&v);
-    int frequency = (dim - (512 - 2 * FREQUENCIES)) >> 1;
-    if (frequency >= 0) {
-      float4 cosine = __ldg(reinterpret_cast<const float4*>(angles + frequency));
-      float4 sine = __ldg(reinterpret_cast<const float4*>(angles + FREQUENCIES + frequency));
-      const float* cs = reinterpret_cast<const float*>(&cosine);
-      const float* sn = reinterpret_cast<const float*>(&sine);
+  int frequency = (dim - (512 - 2 * FREQUENCIES)) >> 1;
+  if (frequency >= 0) {
+    float4 cosine = __ldg(reinterpret_cast<const float4*>(angles + frequency));
+    float4 sine = __ldg(reinterpret_cast<const float4*>(angles + FREQUENCIES + frequency));
+    const float* cs = reinterpret_cast<const float*>(&cosine);
+    const float* sn = reinterpret_cast<const float*>(&sine);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float even = __uint_as_float(words[i] << 16), other = __uint_as_float(words[i] & 0xffff0000u);
-        words[i] = shoal::pack2(
-            __fadd_rn(__fmul_rn(even, cs[i]), __fmul_rn(other, sn[i])),
-            __fadd_rn(__fmul_rn(other, cs[i]), -__fmul_rn(even, sn[i])));
-      }
+    for (int i = 0; i < 4; ++i) {
+      float even = __uint_as_float(words[i] << 16), other = __uint_as_float(words[i] & 0xffff0000u);
+      words[i] = shoal::pack2(
+          __fadd_rn(__fmul_rn(even, cs[i]), __fmul_rn(other, sn[i])),
+          __fadd_rn(__fmul_rn(other, cs[i]), -__fmul_rn(even, sn[i])));
     }
-    if (CAST) {
-      float most = 1e-4f;
+  }
+  if (CAST) {
+    float most = 1e-4f;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        most = fmaxf(most, fabsf(__uint_as_float(words[i] << 16)));
-        most = fmaxf(most, fabsf(__uint_as_float(words[i] & 0xffff0000u)));
-      }
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-      // 2^ceil(log2(most / 448)): 448 is 1.75 * 2^8, so a mantissa above 1.75 carries into the exponent.
-      unsigned exponent = ((__float_as_uint(most) + 0x001FFFFFu) & 0x7F800000u) - 0x04000000u;
-      float scale = __uint_as_float(exponent), shrink = __uint_as_float(0x7F000000u - exponent);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float even = __uint_as_float(words[i] << 16) * shrink;
-        float other = __uint_as_float(words[i] & 0xffff0000u) * shrink;
-        unsigned short codes;
-        unsigned halves;
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(other), "f"(even));
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
-        float2 back = __half22float2(*reinterpret_cast<__half2*>(&halves));
-        words[i] = shoal::pack2(back.x * scale, back.y * scale);
-      }
+    for (int i = 0; i < 4; ++i) {
+      most = fmaxf(most, fabsf(__uint_as_float(words[i] << 16)));
+      most = fmaxf(most, fabsf(__uint_as_float(words[i] & 0xffff0000u)));
     }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    // 2^ceil(log2(most / 448)): 448 is 1.75 * 2^8, so a mantissa above 1.75 carries into the exponent.
+    unsigned exponent = ((__float_as_uint(most) + 0x001FFFFFu) & 0x7F800000u) - 0x04000000u;
+    float scale = __uint_as_float(exponent), shrink = __uint_as_float(0x7F000000u - exponent);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float even = __uint_as_float(words[i] << 16) * shrink;
+      float other = __uint_as_float(words[i] & 0xffff0000u) * shrink;
+      unsigned short codes;
+      unsigned halves;
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(other), "f"(even));
+      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+      float2 back = __half22float2(*reinterpret_cast<__half2*>(&halves));
+      words[i] = shoal::pack2(back.x * scale, back.y * scale);
+    }
+  }
 }
 
 // Accumulators [64, 128] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 128 dims.
