@@ -43,7 +43,7 @@ def build_scores(sms: int, has_entries: bool):
     rows, near_width, far_width, most = T.dynamic("rows, near_width, far_width, most")
     records, stored, units, sequences, blocks = T.dynamic("records, stored, units, sequences, blocks")
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
-    count, find, load, store, load_query, _ = gathering(T, quarters=4)
+    count, find, _, load, store, load_query, _ = gathering(T, quarters=4)
 
     @T.prim_func
     def scores(
@@ -103,7 +103,7 @@ def build_scores(sms: int, has_entries: bool):
                 tiles_gather = T.alloc_var(i32, init=0)
                 raw = T.alloc_local([32], "uint32")
                 gains = T.alloc_local([8], "uint32")
-                places = T.alloc_local([2], "int64")
+                places = T.alloc_local([2], "int32")
                 for unit in T.serial(first, last):
                     row = unit // most
                     t = unit % most
@@ -152,7 +152,7 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
     )
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
     (begin, weigh), finish = softmax(T), finishing(T, frequencies)
-    count, find, load, store, _, _ = gathering(T, quarters=1)
+    count, find, _, load, store, _, _ = gathering(T, quarters=1)
 
     @T.prim_func
     def combine(
@@ -230,7 +230,7 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
                 far = T.alloc_var(i32, init=0)
                 raw = T.alloc_local([8], "uint32")
                 gains = T.alloc_local([2], "uint32")
-                places = T.alloc_local([2], "int64")
+                places = T.alloc_local([2], "int32")
                 sequence = row_seq[row] if has_entries else 0
                 near = count(window_index, row, near_width)
                 far = count(topk, row, far_width) if has_entries else 0

@@ -227,7 +227,7 @@ def summing(T):
 
 def producing(T, sms: int, has_entries: bool, is_left: bool):
     """Macro: all a warpgroup does that gathers the left or the right dims of keys and queries."""
-    count, find, load, store, load_query, prefetch = gathering(T, quarters=2)
+    count, find, ask, load, store, load_query, prefetch = gathering(T, quarters=2)
     part = 0 if is_left else 2
 
     @T.macro
@@ -260,8 +260,9 @@ def producing(T, sms: int, has_entries: bool, is_left: bool):
         tiles = T.alloc_var("int32", init=0)
         raw = T.alloc_local([16], "uint32")
         gains = T.alloc_local([4], "uint32")
-        places = T.alloc_local([2], "int64")
-        ahead = T.alloc_local([2], "int64")
+        places = T.alloc_local([2], "int32")
+        ahead = T.alloc_local([2], "int32")
+        beyond = T.alloc_local([2], "int32")
         for turn in T.serial(turns):
             row = block + turn * sms
             sequence = row_seq[row] if has_entries else 0
@@ -270,11 +271,14 @@ def producing(T, sms: int, has_entries: bool, is_left: bool):
             # A row with an empty list has one tile of no keys.
             tiles = T.max(T.call_extern("int32", "shoal_tiles", near, far), 1)
             find(places, window_index, topk, block_table, row, sequence, 0, near, far, geometry)
+            find(ahead, window_index, topk, block_table, row, sequence, 1, near, far, geometry)
             if is_left and turn < turns - 1:
                 prefetch(query, window_index, topk, row + sms, near_width, far_width)
             for t in T.serial(tiles):
                 load(raw, gains, places, window, storage, t, near, part)
-                find(ahead, window_index, topk, block_table, row, sequence, t + 1, near, far, geometry)
+                if is_left:
+                    ask(ahead, window, storage, t + 1, near)
+                find(beyond, window_index, topk, block_table, row, sequence, t + 2, near, far, geometry)
                 T.barrier_wait(free[step & 1], ((step >> 1) & 1) ^ 1)
                 store(raw, gains, places, window, t, near, k_tile, k_tile, step & 1, part)
                 if is_left and thread % 128 == 0:
@@ -284,6 +288,8 @@ def producing(T, sms: int, has_entries: bool, is_left: bool):
                 step += 1
                 places[0] = ahead[0]
                 places[1] = ahead[1]
+                ahead[0] = beyond[0]
+                ahead[1] = beyond[1]
                 if t == 0:
                     T.barrier_wait(q_free, (turn & 1) ^ 1)
                     load_query(query, row, q_tile, part)
