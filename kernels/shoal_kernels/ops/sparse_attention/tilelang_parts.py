@@ -25,7 +25,7 @@ def gathering(T, quarters: int):
     find        where the keys of tile t lie; beyond the last tile nowhere
     ask         for their bytes in the L2 cache
     load        their bytes into registers
-    store       dequantised into stage `stage` of two tiles of [64, 256] (or one of [64, 128], given twice)
+    store       dequantised into stage `stage` of two tiles of [64, 256]
     load_query  256 dims of the queries of a row, from quarter `part` on, into a tile of [64, 256]
     prefetch    what these read of a later row, into the L2 cache
     """
@@ -151,7 +151,7 @@ def _exp2(T, x):
 
 
 def finishing(T, frequencies: int):
-    """Macro: o from the accumulators of 128 dims, the first of which is `first`, and the sums of weights."""
+    """Macro: o from the accumulators of 256 dims, the first of which is `first`, and the sums of weights."""
 
     @T.macro
     def finish(acc, totals, cos_sin, positions, out, row, first):

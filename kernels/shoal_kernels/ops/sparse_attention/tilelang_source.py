@@ -293,7 +293,7 @@ __device__ __forceinline__ void shoal_finish_octet(uint4& v, int dim, const floa
   }
 }
 
-// Accumulators [64, 128] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 128 dims.
+// Accumulators [64, 256] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 256 dims.
 template <bool CAST, int FREQUENCIES>
 __device__ __forceinline__ void shoal_finish_as(
     const float* acc, const float* total, const float* angles, __nv_bfloat16* out, int first) {
@@ -303,7 +303,7 @@ __device__ __forceinline__ void shoal_finish_as(
     int head = warp * 16 + (lane >> 2) + half * 8;
     float inverse = __fdividef(1024.0f, total[head]);  // keys were held times 2^-10
 #pragma unroll
-    for (int group = 0; group < 4; ++group) {
+    for (int group = 0; group < 8; ++group) {
       unsigned r[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
