@@ -73,7 +73,9 @@ def _keep_best(
     tl.store(tokens + row.to(tl.int64) * parts + part, token, mask=inside)
 
 
-@triton.jit
+# The noise of a tile is long straight code: one compilation takes ten seconds, so that numbers which change from step to
+# step (rows, draft position, stride of the tokens before) make no variants of their own.
+@triton.jit(do_not_specialize=["rows"])
 def _head_tile(
     x,
     w,
@@ -121,7 +123,7 @@ def _head_tile(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "ahead", "previous_stride"])
 def _markov_tile(
     base,
     stride_n,
