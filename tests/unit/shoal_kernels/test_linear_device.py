@@ -197,3 +197,22 @@ def test_released_bf16_rows_have_the_same_bits_in_every_batch(columns: int, dept
     _sweep(weight, x, "f32", backend)
     want = x[:32].double() @ weight.data.double().t()
     _assert_near(linear(x[:32], weight, out="f32", precision=SERVED_BF16, backend=backend), want, 1e-5)
+
+
+@needs_device
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.parametrize(("columns", "depth", "groups"), [(1792, 5120, 1), (8192, 4096, 8), (5120, 8192, 1)])
+def test_no_tile_changes_a_bit(columns: int, depth: int, groups: int) -> None:
+    from shoal_kernels.ops.linear.tilelang import run
+    from shoal_kernels.ops.linear.tiles import plan
+
+    generator = torch.Generator(DEVICE).manual_seed(columns)
+    data = torch.randn(columns, depth, device=DEVICE, generator=generator).to(torch.float8_e4m3fn)
+    scale = torch.full((columns // 32, depth // 32), 117, device=DEVICE, dtype=torch.uint8)
+    weight = LinearWeight.from_fp8(data, scale, groups=groups, keep_bytes=True)
+    x = torch.randn(400, groups * depth, device=DEVICE, generator=generator).bfloat16()
+    want = linear(x, weight, cast=False, precision=SERVED_BF16, backend="triton")
+    for split, tiles in ((1, (16, 48, 128, 192)), (segment_count(columns, depth), (16, 48, 96))):
+        for tile in tiles:
+            assert torch.equal(run(plan(tile, split, True), x, weight, torch.bfloat16), want), (tile, split)
