@@ -9,7 +9,9 @@ ratio; for products scaled every 32 of K also the ratio to the floor at the FP8 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import pkgutil
 import sys
 import traceback
@@ -19,7 +21,7 @@ import bench.device_cases
 import torch
 from bench.device_case import Case
 from bench.device_ceilings import Ceilings, measure_ceilings, seconds
-from bench.harness import Bar, finish
+from bench.harness import Bar, finish, table
 
 _GRAPH_BELOW_S = 2e-3
 _BUDGET_S = 0.15
@@ -39,6 +41,7 @@ def main(names: Sequence[str]) -> int:
     lines: list[dict[str, object]] = []
     bars: list[Bar] = []
     failed: list[str] = []
+    status = 0
     for name in names or known:
         try:
             for case in _cases(name):
@@ -54,18 +57,31 @@ def main(names: Sequence[str]) -> int:
             traceback.print_exc()
             failed.append(name)
         torch.cuda.empty_cache()
-    status = finish(
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = _write(names or known, ceilings, lines, bars, failed)
+    print(table(bars))
+    return 1 if failed else status
+
+
+def _write(
+    names: Sequence[str],
+    ceilings: Ceilings,
+    lines: Sequence[dict[str, object]],
+    bars: Sequence[Bar],
+    failed: Sequence[str],
+) -> int:
+    """What is known so far: a kernel that hangs later takes nothing with it."""
+    return finish(
         "device",
-        workload={"modules": list(names or known), "timing": "median; CUDA graphs below 2 ms; inputs rotated"},
+        workload={"modules": list(names), "timing": "median; CUDA graphs below 2 ms; inputs rotated"},
         bars=bars,
         figures={
             "ceilings": {"copy_bytes_s": ceilings.copy, "bf16_flop_s": ceilings.bf16, "fp8_flop_s": ceilings.fp8},
-            "cases": lines,
-            "failed": failed,
+            "cases": list(lines),
+            "failed": list(failed),
         },
         device=f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}",
     )
-    return 1 if failed else status
 
 
 def _cases(name: str) -> Iterator[Case]:
