@@ -45,7 +45,7 @@ def main(names: Sequence[str]) -> int:
     for name in names or known:
         try:
             for case in _cases(name):
-                line = _measure(case, ceilings)
+                line = {"module": name, **_measure(case, ceilings)}
                 lines.append(line)
                 print(_text(line), flush=True)
                 if case.target is not None:
