@@ -1,4 +1,4 @@
-"""Renders build/bench/device.json as the tables of docs/performance.md: python -m bench.performance_page < device.json."""
+"""Renders build/bench/device.json, from standard input, as the tables of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def page(result: Mapping[str, Any]) -> str:
     ceilings, device = result["figures"]["ceilings"], result["device"]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines = [
-        f"Device: {device['accelerator']}; host {device['cpu']}, {device['cores']} cores. {versions}. {result['time']}.",
+        f"Device: {device['accelerator']}; host {device['cpu']}, {device['cores']} cores. {versions}.",
+        f"{result['time']}.",
         "",
         f"Ceilings in the same run: copy {ceilings['copy_bytes_s'] / 1e12:.2f} TB/s (read + write), "
         f"bf16 {ceilings['bf16_flop_s'] / 1e12:.0f} TFLOP/s, FP8 {ceilings['fp8_flop_s'] / 1e12:.0f} TFLOP/s.",
