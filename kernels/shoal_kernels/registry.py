@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -57,31 +58,52 @@ def _entry(
     )
 
 
+def _fused(op: str, function: str) -> tuple[Implementation, ...]:
+    """One kernel where bytes are kept; on the host its reference puts together the operations that exist there."""
+    module = f"shoal_kernels.ops.{op}"
+    return (
+        Implementation("triton", f"{module}.triton:{function}", _DEVICE_TYPES["triton"], _ON_DEVICE),
+        Implementation("reference", f"{module}.reference:{function}", None, _ON_HOST),
+    )
+
+
 IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "cast_q8": _entry("cast", "cast_q8"),
     "cast_q4ue": _entry("cast", "cast_q4ue"),
     "encode_records": _entry("records", "encode_records"),
     "decode_records": _entry("records", "decode_records"),
     "write_records": _entry("records", "write_records"),
-    "linear": _entry("linear", "linear"),
+    "copy_rows": _fused("records", "copy_rows"),
+    "linear": _entry("linear", "linear", device=("tilelang", "triton")),
     "rms_norm": _entry("norm_rope", "rms_norm"),
     "rms_norm_rope": _entry("norm_rope", "rms_norm_rope"),
     "rope": _entry("norm_rope", "rope"),
+    "rms_norm_cast": _fused("norm_rope", "rms_norm_cast"),
+    "rope_cast": _fused("norm_rope", "rope_cast"),
+    "window_rows": _fused("norm_rope", "window_rows"),
     "mix": _entry("hyper_connections", "mix"),
     "collapse": _entry("hyper_connections", "collapse"),
     "collapse_norm": _entry("hyper_connections", "collapse_norm"),
+    "collapse_norm_cast": _entry("hyper_connections", "collapse_norm_cast"),
     "expand": _entry("hyper_connections", "expand"),
+    "expand_norm": _entry("hyper_connections", "expand_norm"),
     "engram_gather": _entry("engram", "engram_gather"),
     "engram_gate": _entry("engram", "engram_gate"),
     "pool_pairs": _entry("compressor", "pool_pairs"),
+    "store_main": _fused("compressor", "store_main"),
+    "store_key": _fused("compressor", "store_key"),
     "route": _entry("router", "route"),
-    "experts": _entry("experts", "experts"),
-    "moe": _entry("experts", "moe"),
+    "experts": _entry("experts", "experts", device=("tilelang", "triton")),
+    "moe": _entry("experts", "moe", device=("tilelang", "triton")),
     "indexer_scores": _entry("indexer", "indexer_scores"),
     "indexer_select": _entry("indexer", "indexer_select"),
-    "sparse_attention": _entry("sparse_attention", "sparse_attention"),
+    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("tilelang", "triton")),
+    "edit_logits": _entry("sampling", "edit_logits"),
     "filter_logits": _entry("sampling", "filter_logits"),
+    "logprobs": _entry("sampling", "logprobs"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
+    "lm_head_argmax": _entry("lm_head", "lm_head_argmax"),
+    "markov_loop": _entry("lm_head", "markov_loop"),
 }
 
 _chosen: dict[tuple[str, str, str, str | None], Kernel] = {}
@@ -99,6 +121,20 @@ def resolve(op: str, device_type: str, precision: Precision, backend: str | None
     if kernel is None:
         kernel = _chosen[key] = _load(op, device_type, precision, backend)
     return kernel
+
+
+def backends(device_type: str, precision: Precision) -> dict[str, str]:
+    """Which backend serves each operation here, by name of the operation. Raises BackendUnavailable."""
+    found = {}
+    for op, entries in IMPLEMENTATIONS.items():
+        kernel = resolve(op, device_type, precision)
+        found[op] = next(entry.backend for entry in entries if _names(entry, kernel))
+    return found
+
+
+def _names(entry: Implementation, kernel: Kernel) -> bool:
+    module_name, _, function = entry.target.partition(":")
+    return module_name in sys.modules and getattr(sys.modules[module_name], function, None) is kernel
 
 
 def _load(op: str, device_type: str, precision: Precision, backend: str | None) -> Kernel:

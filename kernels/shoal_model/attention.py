@@ -5,24 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal_kernels.ops import linear, norm_rope
-from shoal_kernels.ops.cast import cast_q4ue
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.ops.sparse_attention import sparse_attention
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
-from shoal_kernels.row_formats import window_format
 from torch import Tensor
 
+from shoal_model.block import Normed
 from shoal_model.config import ModelConfig
 from shoal_model.weights import AttentionWeights
 
 
 @dataclass(frozen=True, slots=True)
 class Projected:
-    """What a row asks with and offers to its window."""
+    """What a row asks with."""
 
     q: Tensor  # [rows, heads, head_dim], rotated
-    kv: Tensor  # [rows, head_dim], rotated, dequantised Q8 in cast precisions
     index_q: Tensor | None  # [rows, index heads, index_head_dim], rotated, dequantised Q4ue in cast precisions
 
 
@@ -54,33 +52,35 @@ class Attention:
         self._rope = rope
         self._has_indexer = has_indexer
         self._scale = config.head_dim**-0.5
-        self._window_format = window_format(config.head_dim, precision)
 
-    def project(self, x: Tensor, positions: Tensor) -> Projected:
-        """Project normalised rows [rows, D] at their positions."""
+    def project(self, normed: Normed, positions: Tensor, window_rows: Tensor) -> Projected:
+        """Queries of normalised rows at their positions; what they offer to the window goes to `window_rows`.
+
+        window_rows  [rows, units] as rings hold it, written here
+        """
         c, w, precision = self._config, self._weights, self._precision
-        both = linear.linear(x, w.wq_a_wkv, precision=precision)
-        latent = norm_rope.rms_norm(both[:, : c.q_lora_rank], w.q_norm, c.rms_norm_eps, precision=precision)
-        heads = linear.linear(latent, w.wq_b, precision=precision)
+        both = linear.linear(normed.cast, w.wq_a_wkv, cast=False, precision=precision)
+        latent = norm_rope.rms_norm_cast(both[:, : c.q_lora_rank], w.q_norm, c.rms_norm_eps, precision=precision)
+        heads = linear.linear(latent, w.wq_b, cast=False, precision=precision)
         split = c.num_attention_heads * c.head_dim
-        q = heads[:, :split].reshape(-1, c.num_attention_heads, c.head_dim)
+        q = heads[:, :split].view(-1, c.num_attention_heads, c.head_dim)
         q = norm_rope.rope(q, positions, self._rope, precision=precision)
         index_q = None
         if self._has_indexer:
-            index_q = heads[:, split:].reshape(-1, c.index_n_heads, c.index_head_dim)
-            index_q = norm_rope.rope(index_q, positions, self._rope, precision=precision)
-            index_q = cast_q4ue(index_q, precision=precision)
-        return Projected(q, self._window_kv(both[:, c.q_lora_rank :], positions), index_q)
+            index_q = heads[:, split:].view(-1, c.index_n_heads, c.index_head_dim)
+            index_q = norm_rope.rope_cast(index_q, positions, self._rope, precision=precision)
+        self._window_rows(both, positions, window_rows)
+        return Projected(q, index_q)
 
     def window_kv(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Window KV alone, of rows [rows, D] that need no query: [rows, head_dim]."""
+        """Window rows alone, of rows [rows, D] that need no query: [rows, units]."""
         both = linear.linear(x, self._weights.wq_a_wkv, precision=self._precision)
-        return self._window_kv(both[:, self._config.q_lora_rank :], positions)
+        return self._window_rows(both, positions, None)
 
     def attend(
         self, projected: Projected, positions: Tensor, window: Tensor, window_index: Tensor, selection: Selection | None
     ) -> Tensor:
-        """Attention output [rows, D] over a window (values [places, head_dim], index [rows, W]) and a selection."""
+        """Attention output [rows, D] over a window (ring rows [places, units], index [rows, W]) and a selection."""
         out = sparse_attention(
             projected.q,
             window,
@@ -98,8 +98,13 @@ class Attention:
         low_rank = linear.linear(out.flatten(1), self._weights.wo_a, precision=self._precision)
         return linear.linear(low_rank, self._weights.wo_b, precision=self._precision)
 
-    def _window_kv(self, raw: Tensor, positions: Tensor) -> Tensor:
-        rotated = norm_rope.rms_norm_rope(
-            raw, self._weights.kv_norm, self._config.rms_norm_eps, positions, self._rope, precision=self._precision
+    def _window_rows(self, both: Tensor, positions: Tensor, out: Tensor | None) -> Tensor:
+        return norm_rope.window_rows(
+            both[:, self._config.q_lora_rank :],
+            self._weights.kv_norm,
+            self._config.rms_norm_eps,
+            positions,
+            self._rope,
+            precision=self._precision,
+            out=out,
         )
-        return self._window_format.decode(self._window_format.encode(rotated))

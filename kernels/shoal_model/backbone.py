@@ -5,14 +5,16 @@ Source: v41-flash.md sections 5, 8.4 and 10 (features).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from shoal_kernels.ops.engram import Fetched
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.precision import Precision
 from torch import Tensor
 
-from shoal_model.block import Streams, collapse_norm, embed
+from shoal_model.block import Normed, Streams, embed
 from shoal_model.config import ModelConfig
 from shoal_model.indexer import Selected
 from shoal_model.layer import Layer
@@ -20,7 +22,7 @@ from shoal_model.layer_map import LayerMap
 from shoal_model.pages import PagedCache
 from shoal_model.rows import StepPlan
 from shoal_model.state import StateSlots
-from shoal_model.trace import Trace
+from shoal_model.trace import SILENT, Trace
 from shoal_model.weights import BackboneWeights
 
 
@@ -69,23 +71,34 @@ class Backbone:
         self.layers = tuple(layers)
         self._encoder, self._decoder = layers[: layer_map.boundary], layers[layer_map.boundary :]
 
-    def run(self, step: StepPlan, trace: Trace) -> DecoderResult | None:
-        """Run a planned step: writes entries and rings; None where no row runs the decoder half."""
-        streams = Streams.start(embed(self._weights.embed, step.token_ids, self._precision), self._config.hc_mult)
+    def look_up(self, step: StepPlan, device: torch.device, trace: Trace = SILENT) -> Mapping[int, Fetched]:
+        """Start to fetch the Engram rows of a planned step that is still in host memory, by layer."""
         compressed = self._weights.compressed_ids
-        history = None if compressed is None else compressed[step.history]
-        selected: Selected | None = None
-        for layer in self._encoder:
-            streams = layer.enter(streams, history, trace)
-            given = layer.prepare(layer.attention_input(streams), step)
-            y, selected = layer.attend(given, step.encoder, step.block_table, selected, trace)
-            streams = layer.finish(streams, y, trace)
-        return self._run_decoder(streams, step, trace)
+        fetched: dict[int, Fetched] = {}
+        if compressed is not None:
+            history = compressed[step.history]
+            for layer in self.layers:
+                fetched |= layer.look_up(history, device, trace)
+        return fetched
 
-    def _run_decoder(self, streams: Streams, step: StepPlan, trace: Trace) -> DecoderResult | None:
+    def run(self, step: StepPlan, fetched: Mapping[int, Fetched], trace: Trace) -> DecoderResult | None:
+        """Run a planned step: writes entries and rings; None where no row runs the decoder half."""
+        embedding = embed(self._weights.embed, step.token_ids, self._precision)
+        streams = Streams.start(embedding, self._config.hc_mult, self._precision)
+        normed: Normed | None = None
+        selected: Selected | None = None
+        for layer, following in zip(self._encoder, self._encoder[1:] + self._decoder[:1], strict=True):
+            streams = layer.enter(streams, fetched, step, trace)
+            given = layer.prepare(normed or layer.attention_input(streams), step)
+            y, selected = layer.attend(given, step.encoder, step.block_table, selected, trace)
+            streams, normed = layer.finish(streams, y, following.norm_before, trace)
+        return self._run_decoder(streams, normed, step, trace)
+
+    def _run_decoder(
+        self, streams: Streams, normed: Normed | None, step: StepPlan, trace: Trace
+    ) -> DecoderResult | None:
         # The first decoder layer compresses the encoder's output of every row, also of rows that end here.
-        first = self._decoder[0]
-        given = first.prepare(first.attention_input(streams), step)
+        given = self._decoder[0].prepare(normed or self._decoder[0].attention_input(streams), step)
         half, rows = step.decoder, step.decoder_rows
         if half is None:
             return None
@@ -93,25 +106,25 @@ class Backbone:
             streams, given = streams.select(rows), given.select(rows)
         selected: Selected | None = None
         taps: list[Tensor] = []
-        for layer in self._decoder:
-            streams = layer.enter(streams, None, trace)
+        last = len(self._decoder) - 1
+        for i, layer in enumerate(self._decoder):
+            streams = layer.enter(streams, {}, step, trace)
             if layer.plan.is_draft_target:
                 taps.append(self._tap(streams.x))
-            if layer is not first:
-                given = layer.prepare(layer.attention_input(streams), step)
+            if i:
+                given = layer.prepare(normed or layer.attention_input(streams), step)
             y, selected = layer.attend(given, half, step.block_table, selected, trace)
-            streams = layer.finish(streams, y, trace)
+            norm = self._weights.norm if i == last else self._decoder[i + 1].norm_before
+            streams, normed = layer.finish(streams, y, norm, trace, cast=i < last)
         trace.record("", "streams_out", streams.x)
         for i, tap in enumerate(taps):
             trace.record("", f"dspark.tap{i}", tap)
-        return DecoderResult(
-            collapse_norm(streams, self._weights.norm, self._config, self._precision),
-            torch.cat(taps, dim=1) if taps else None,
-        )
+        assert normed is not None, "the last layer's finish applies the model's norm"
+        return DecoderResult(normed.x, torch.cat(taps, dim=1) if taps else None)
 
     def _tap(self, x: Tensor) -> Tensor:
         """Mean over the streams, added in their order: a fixed order, whatever the number of rows."""
-        total = x[:, 0]
+        total = x[:, 0].to(self._precision.wide)
         for n in range(1, x.shape[1]):
             total = total + x[:, n]
         return self._precision.bf16(total / x.shape[1])

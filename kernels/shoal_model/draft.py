@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from shoal_kernels.ops import hyper_connections, linear, norm_rope
+from shoal_kernels.ops import hyper_connections, linear, norm_rope, records
+from shoal_kernels.ops.lm_head import MarkovDraft, markov_loop
 from shoal_kernels.ops.norm_rope import RopeTable
 from shoal_kernels.precision import Precision
 from torch import Tensor
 
 from shoal_model.attention import Attention
-from shoal_model.block import Block, Streams, collapse_norm, embed
+from shoal_model.block import Block, Normed, Streams, collapse_norm, embed
 from shoal_model.config import DsparkConfig, ModelConfig
 from shoal_model.rings import Ring
+from shoal_model.sampler import RowChoice
+from shoal_model.shipping import ship
 from shoal_model.state import StateSlots
 from shoal_model.trace import Trace
 from shoal_model.weights import BackboneWeights, DraftWeights, LayerWeights
@@ -72,8 +75,11 @@ class Drafter:
         precision: Precision,
         state: StateSlots,
         rope: RopeTable,
+        device: torch.device,
     ) -> None:
         self._weights = weights
+        self._rope = rope
+        self._device = device
         self._backbone = backbone
         self._config = config
         self._dspark = dspark
@@ -97,21 +103,33 @@ class Drafter:
 
     def write_context(self, features: Tensor, positions: Tensor, places: Tensor) -> None:
         """Write every block's context KV: features [n, D], positions int64 [n], flat ring places int64 [n]."""
+        rows = torch.arange(features.shape[0], device=features.device)
         for i, block in enumerate(self.blocks):
-            self._ring.layers[i].index_copy_(0, places, block.attention.window_kv(features, positions))
+            records.copy_rows(
+                self._ring.layers[i],
+                places,
+                block.attention.window_kv(features, positions),
+                rows,
+                precision=self._precision,
+            )
 
     def draft(self, anchors: Sequence[Anchor], trace: Trace) -> DraftHead:
         """Run the parallel block for every anchor. Raises StaleRingRead where a ring lacks a context position."""
-        rows = self.plan(anchors)
-        streams = Streams.start(embed(self._backbone.embed, rows.token_ids, self._precision), self._config.hc_mult)
+        rows = ship(self.plan(anchors), self._device)
+        embedding = embed(self._backbone.embed, rows.token_ids, self._precision)
+        streams = Streams.start(embedding, self._config.hc_mult, self._precision)
+        normed: Normed | None = None
         for i, block in enumerate(self.blocks):
-            y = block.attend(block.frame.attention_input(streams), rows, self._ring, i, trace)
-            streams = block.frame.finish(streams, y, trace)
+            y = block.attend(normed or block.frame.attention_input(streams), rows, self._ring, i, trace)
+            # The head reads the streams also before the norm.
+            following = self.blocks[i + 1].frame.attn_norm if i + 1 < len(self.blocks) else None
+            streams, normed = block.frame.finish(streams, y, following, trace)
         return self._head(streams, len(anchors))
 
     def plan(self, anchors: Sequence[Anchor]) -> DraftRows:
-        """The rows of one draft round."""
+        """The rows of one draft round, in host memory."""
         size, count = self._dspark.block_size, len(anchors)
+        self._rope.cover(max(anchor.position for anchor in anchors) + size - 1, self._device, self._precision.wide)
         first = np.repeat([anchor.position for anchor in anchors], size)
         numbers = np.arange(count * size)
         positions = first + numbers % size
@@ -142,6 +160,27 @@ class Drafter:
         )
         return MarkovStep(base_logits + bias, confidence[:, 0])
 
+    def markov_loop(self, head: DraftHead, previous: Tensor, choice: RowChoice, width: int) -> MarkovDraft:
+        """`width` draft positions of every anchor, one after the other without a look from outside.
+
+        previous  int64 [n], the anchors' tokens
+        choice    of the n anchors; its positions are the output indices of the first draft
+        """
+        return markov_loop(
+            head.base_logits,
+            head.hidden,
+            previous,
+            self._weights.markov_embed,
+            self._weights.markov_head,
+            self._weights.confidence,
+            choice.inverse_temperature,
+            choice.seeds,
+            choice.positions,
+            choice.is_greedy,
+            width=width,
+            precision=self._precision,
+        )
+
     def _head(self, streams: Streams, count: int) -> DraftHead:
         hidden = hyper_connections.collapse(streams.x, streams.pre, precision=self._precision)
         normed = collapse_norm(streams, self._weights.norm, self._config, self._precision)
@@ -165,12 +204,12 @@ class DraftBlock:
         self.attention = Attention(weights.attn, config, precision, rope, has_indexer=False)
         self.frame = Block(weights, config, precision, experts_per_token=dspark.num_experts_per_tok, scope=scope)
 
-    def attend(self, x: Tensor, rows: DraftRows, ring: Ring, layer: int, trace: Trace) -> Tensor:
+    def attend(self, normed: Normed, rows: DraftRows, ring: Ring, layer: int, trace: Trace) -> Tensor:
         """Attention output [rows, D] of normalised block rows; their own keys stay in the ring's scratch."""
-        trace.record(self._scope, "attn_in", x)
-        projected = self.attention.project(x, rows.positions)
-        trace.record(self._scope, "block_kv", projected.kv)
-        window = ring.stage(layer, projected.kv)
-        y = self.attention.attend(projected, rows.positions, window, rows.window_index, None)
+        trace.record(self._scope, "attn_in", normed.x)
+        own = ring.scratch(layer, rows.positions.shape[0])
+        projected = self.attention.project(normed, rows.positions, own)
+        trace.record(self._scope, "block_kv", own)
+        y = self.attention.attend(projected, rows.positions, ring.layers[layer], rows.window_index, None)
         trace.record(self._scope, "attn_out", y)
         return y

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from shoal_kernels.ops.engram import EngramTable, gate_weight
 from shoal_kernels.ops.experts import ExpertWeights
 from shoal_kernels.ops.hyper_connections import MixWeight
 from shoal_kernels.ops.linear import LinearWeight
+from shoal_kernels.precision import SERVED, Precision
 from torch import Tensor
 
 from shoal_model.checkpoint import Checkpoint
@@ -14,7 +17,7 @@ from shoal_model.config import ModelConfig
 from shoal_model.engram_tables import EngramHash, build_hashes
 from shoal_model.inventory import Part
 from shoal_model.layer_map import LayerPlan, build_layer_map
-from shoal_model.tensor_reader import TensorReader
+from shoal_model.tensor_reader import TensorReader, TensorSource
 from shoal_model.token_map import load_compressed_ids
 from shoal_model.weights import (
     AttentionWeights,
@@ -27,8 +30,12 @@ from shoal_model.weights import (
 )
 
 
-def load_weights(checkpoint: Checkpoint, *, device: str | torch.device = "cpu") -> BackboneWeights:
+def load_weights(
+    checkpoint: Checkpoint, *, precision: Precision = SERVED, device: str | torch.device = "cpu"
+) -> BackboneWeights:
     """Read and prepare every text weight; image tensors are left unread, Engram tables stay mapped in host memory.
+
+    Weights are kept as the checkpoint's bytes where the precision says so, else as values.
 
     Raises CheckpointError: a file that fails while it is read, Engram tables or tokenizer that contradict the config.
     """
@@ -37,11 +44,24 @@ def load_weights(checkpoint: Checkpoint, *, device: str | torch.device = "cpu") 
     compressed_ids: Tensor | None = None
     if config.engram is not None:
         hashes = {h.layer: h for h in build_hashes(config.engram, checkpoint.directory / "config.json")}
-        compressed_ids = torch.from_numpy(load_compressed_ids(checkpoint.directory, config)).to(device)
+        compressed_ids = torch.from_numpy(load_compressed_ids(checkpoint.directory, config))
     reader = TensorReader(checkpoint, device)
     reader.skip(Part.VISION)
-    loader = _Loader(config, reader)
-    weights = BackboneWeights(
+    weights = prepare_weights(config, reader, hashes, compressed_ids, precision)
+    reader.finish()
+    return weights
+
+
+def prepare_weights(
+    config: ModelConfig,
+    reader: TensorSource,
+    hashes: Mapping[int, EngramHash],
+    compressed_ids: Tensor | None,
+    precision: Precision,
+) -> BackboneWeights:
+    """Weights from the tensors that `reader` hands out by name; `hashes` by Engram layer."""
+    loader = _Loader(config, reader, keep_bytes=precision.keeps_bytes)
+    return BackboneWeights(
         embed=reader.take("embed.weight"),
         layers=tuple(loader.layer(plan, hashes.get(plan.layer)) for plan in build_layer_map(config).layers),
         norm=loader.vector("norm.weight"),
@@ -49,25 +69,24 @@ def load_weights(checkpoint: Checkpoint, *, device: str | torch.device = "cpu") 
         compressed_ids=compressed_ids,
         draft=loader.draft(),
     )
-    reader.finish()
-    return weights
 
 
 class _Loader:
     """Builds the parts below a name prefix."""
 
-    def __init__(self, config: ModelConfig, reader: TensorReader) -> None:
+    def __init__(self, config: ModelConfig, reader: TensorSource, *, keep_bytes: bool) -> None:
         self._config = config
         self._reader = reader
+        self._keep_bytes = keep_bytes
 
     def vector(self, name: str) -> Tensor:
         return self._reader.take(name).to(torch.float32)
 
     def bf16(self, name: str) -> LinearWeight:
-        return LinearWeight.from_bf16(self._reader.take(name))
+        return LinearWeight.from_bf16(self._reader.take(name), keep_bytes=self._keep_bytes)
 
     def fp8(self, name: str, *, groups: int = 1) -> LinearWeight:
-        return LinearWeight.from_fp8(*self._pair(name), groups=groups)
+        return LinearWeight.from_fp8(*self._pair(name), groups=groups, keep_bytes=self._keep_bytes)
 
     def layer(self, plan: LayerPlan, engram_hash: EngramHash | None) -> LayerWeights:
         return self._block(f"layers.{plan.layer}.", self._config.n_routed_experts, plan, engram_hash)
@@ -104,7 +123,10 @@ class _Loader:
 
     def _hyper_connections(self, prefix: str) -> MixWeight:
         return MixWeight.prepare(
-            self.vector(f"{prefix}fn"), self.vector(f"{prefix}scale"), self.vector(f"{prefix}base")
+            self.vector(f"{prefix}fn"),
+            self.vector(f"{prefix}scale"),
+            self.vector(f"{prefix}base"),
+            keep_bytes=self._keep_bytes,
         )
 
     def _attention(self, prefix: str, plan: LayerPlan | None) -> AttentionWeights:
@@ -149,20 +171,19 @@ class _Loader:
             gate=self.bf16(f"{prefix}gate.weight"),
             bias=self.vector(f"{prefix}gate.bias"),
             bias_vl=self.vector(f"{prefix}gate.bias_vl"),
-            experts=ExpertWeights.from_fp4(w1, w3, w2),
-            shared=ExpertWeights.from_fp8(*shared),
+            experts=ExpertWeights.from_fp4(w1, w3, w2, keep_bytes=self._keep_bytes),
+            shared=ExpertWeights.from_fp8(*shared, keep_bytes=self._keep_bytes),
         )
 
     def _engram(self, prefix: str, engram_hash: EngramHash) -> EngramLayerWeights:
-        wkv = self.fp8(f"{prefix}wkv")
         return EngramLayerWeights(
             table=EngramTable(
                 self._reader.take_mapped(f"{prefix}embed.weight"), self._reader.take_mapped(f"{prefix}embed.scale")
             ),
-            multipliers=torch.from_numpy(engram_hash.multipliers).to(wkv.data.device),
-            primes=torch.from_numpy(engram_hash.primes).to(wkv.data.device),
-            offsets=torch.from_numpy(engram_hash.offsets).to(wkv.data.device),
-            wkv=wkv,
+            multipliers=torch.from_numpy(engram_hash.multipliers),
+            primes=torch.from_numpy(engram_hash.primes),
+            offsets=torch.from_numpy(engram_hash.offsets),
+            wkv=self.fp8(f"{prefix}wkv"),
             gate_weight=gate_weight(self._reader.take(f"{prefix}q_weight"), self._reader.take(f"{prefix}k_weight")),
         )
 

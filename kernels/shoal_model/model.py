@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from shoal_kernels.ops import linear
+from shoal_kernels.ops.lm_head import MarkovDraft, lm_head_argmax
 from shoal_kernels.ops.norm_rope import plain_rope_table, yarn_rope_table
 from shoal_kernels.precision import SERVED, Precision
 from shoal_kernels.row_formats import index_format, main_format, window_format
@@ -17,13 +18,17 @@ from shoal_model.backbone import Backbone
 from shoal_model.cache import ModelCache
 from shoal_model.checkpoint import Checkpoint
 from shoal_model.config import ModelConfig
+from shoal_model.device import check_room, open_device, served_precision
 from shoal_model.draft import Anchor, Drafter, DraftHead, MarkovStep
 from shoal_model.kv_layout import KvLayout
 from shoal_model.layer_map import build_layer_map
 from shoal_model.load_weights import load_weights
 from shoal_model.pages import PagedCache
 from shoal_model.rows import HalfPlan, RowBatch, StepLimits, plan_step
+from shoal_model.sampler import RowChoice
+from shoal_model.shipping import ship
 from shoal_model.state import StateSlots
+from shoal_model.synthetic import Synthetic, synthetic_weights
 from shoal_model.trace import SILENT, Trace
 from shoal_model.weights import BackboneWeights
 
@@ -44,7 +49,9 @@ class NoDraftHead(RuntimeError):
 class Model:
     """DeepSeek-V4.1 for text over one paged cache and one set of state slots.
 
-    Not thread-safe: one thread runs steps. A row's bits depend on that row's own inputs only, in precision SERVED.
+    Not thread-safe: one thread runs steps. A row's bits depend on that row's own inputs only, in precisions SERVED and
+    SERVED_BF16. Steps are planned in host memory; on an accelerator, what a step needs goes there in one copy, and
+    nothing is read back before the caller asks for it.
     """
 
     def __init__(
@@ -57,8 +64,8 @@ class Model:
         num_blocks: int,
         num_slots: int,
     ) -> None:
-        if torch.device(device).type != "cpu":
-            raise ValueError(f"device {device} is not supported: steps are planned for host memory")
+        """`weights` lie on `device`, prepared for `precision`. Raises CacheTooLarge."""
+        self.device = torch.device(device)
         self.config = config
         self.precision = precision
         self.layer_map = build_layer_map(config)
@@ -67,6 +74,19 @@ class Model:
         num_layers, boundary, num_draft = config.num_hidden_layers, config.boundary, config.num_draft_blocks
         main, index = main_format(config.head_dim, precision), index_format(config.index_head_dim, precision)
         layout = KvLayout.build([(plan.layer, plan.ratio) for plan in self.layer_map.kv_owners], main, index)
+        slot_bytes = StateSlots.slot_bytes(
+            num_windows=num_layers + num_draft,
+            num_pairs=sum(plan.ratio == 2 for plan in self.layer_map.kv_owners),
+            window=config.sliding_window,
+            backtrack=self.backtrack,
+            head_dim=config.head_dim,
+            precision=precision,
+        )
+        check_room(
+            self.device,
+            num_blocks * layout.block_bytes + num_slots * slot_bytes,
+            f"{num_blocks} blocks and {num_slots} state slots",
+        )
         pages = PagedCache(layout, main, index, num_blocks=num_blocks, device=device)
         state = StateSlots(
             num_slots=num_slots,
@@ -78,7 +98,6 @@ class Model:
             backtrack=self.backtrack,
             head_dim=config.head_dim,
             window_format=window_format(config.head_dim, precision),
-            dtype=precision.dtype,
             device=device,
         )
         self._limits = StepLimits(
@@ -104,6 +123,7 @@ class Model:
             beta_slow=scaling.beta_slow,
             original_max_positions=scaling.original_max_position_embeddings,
         )
+        self._ropes = (plain, compressed)
         self.backbone = Backbone(
             weights,
             config,
@@ -116,21 +136,27 @@ class Model:
         )
         self.drafter: Drafter | None = None
         if weights.draft is not None and config.dspark is not None:
-            self.drafter = Drafter(weights.draft, weights, config, config.dspark, precision, state, plain)
+            self.drafter = Drafter(weights.draft, weights, config, config.dspark, precision, state, plain, self.device)
 
     @classmethod
     def load(
         cls,
         directory: str | Path,
         *,
-        precision: Precision = SERVED,
+        precision: Precision | None = None,
         device: torch.device | str = "cpu",
         num_blocks: int,
         num_slots: int,
     ) -> Model:
-        """Read a checkpoint folder. Raises CheckpointError naming the file and the tensor or field at fault."""
+        """Read a checkpoint folder. Without `precision` the one that the device serves in.
+
+        raises   CheckpointError naming the file and the tensor or field at fault; ValueError for no name of a device;
+                 DeviceUnavailable; CacheTooLarge
+        """
+        device = open_device(device)
+        precision = precision or served_precision(device)
         checkpoint = Checkpoint.open(directory)
-        weights = load_weights(checkpoint, device=device)
+        weights = load_weights(checkpoint, precision=precision, device=device)
         return cls(
             checkpoint.config,
             weights,
@@ -139,6 +165,16 @@ class Model:
             num_blocks=num_blocks,
             num_slots=num_slots,
         )
+
+    @classmethod
+    def synthetic(
+        cls, synthetic: Synthetic, *, device: torch.device | str = "cpu", num_blocks: int, num_slots: int
+    ) -> Model:
+        """A model of random weights, made on the device. Raises ValueError, DeviceUnavailable, CacheTooLarge."""
+        device, config = open_device(device), synthetic.config()
+        precision = served_precision(device)
+        weights = synthetic_weights(config, precision=precision, device=device, seed=synthetic.seed)
+        return cls(config, weights, precision=precision, device=device, num_blocks=num_blocks, num_slots=num_slots)
 
     @property
     def backtrack(self) -> int:
@@ -161,20 +197,44 @@ class Model:
         raises   ValueError for a malformed batch, StaleRingRead where a ring lacks a position that a row needs
         """
         self.cache.state.reserve(sum(len(segment.token_ids) for segment in batch.segments))
-        step = plan_step(
+        planned = plan_step(
             batch, self.cache.state, window=self.config.sliding_window, ratios=self._ratios, limits=self._limits
         )
-        result = self.backbone.run(step, trace)
+        self.cover_positions(max(segment.start + len(segment.token_ids) for segment in batch.segments))
+        fetched = self.backbone.look_up(planned, self.device, trace)
+        step = ship(planned, self.device)
+        result = self.backbone.run(step, fetched, trace)
         if result is None or step.decoder is None:
-            return ForwardResult(torch.empty((0, self.config.hidden_size), dtype=self.precision.dtype))
+            empty = torch.empty((0, self.config.hidden_size), dtype=self.precision.dtype, device=self.device)
+            return ForwardResult(empty)
         if self.drafter is not None and result.taps is not None:
             self._write_draft_context(self.drafter, result.taps, step.decoder, trace)
         trace.record("", "final_hidden", result.hidden)
         return ForwardResult(result.hidden.index_select(0, step.output_rows))
 
+    def cover_positions(self, length: int) -> None:
+        """Make the rotary tables reach positions 0 .. length - 1. Steps do it themselves; a recorded step does not."""
+        for table in self._ropes:
+            table.cover(length - 1, self.device, self.precision.wide)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of final hidden rows [n, D], not rounded (float32; float64 in precision EXACT)."""
         return linear.linear(hidden, self._weights.head, out="f32", precision=self.precision)
+
+    def choose(self, hidden: Tensor, choice: RowChoice) -> Tensor:
+        """Tokens int64 [n] after final hidden rows [n, D] whose logits are neither edited nor filtered.
+
+        Those that `sample` takes from `logits`, which are not stored here.
+        """
+        return lm_head_argmax(
+            hidden,
+            self._weights.head,
+            choice.inverse_temperature,
+            choice.seeds,
+            choice.positions,
+            choice.is_greedy,
+            precision=self.precision,
+        )
 
     def draft(self, anchors: Sequence[Anchor], trace: Trace = SILENT) -> DraftHead:
         """Hidden rows and base logits of one draft block per anchor. Raises NoDraftHead, StaleRingRead."""
@@ -183,6 +243,10 @@ class Model:
     def markov_step(self, previous: Tensor, base_logits: Tensor, hidden: Tensor) -> MarkovStep:
         """Logits and confidence logit of one draft position, see `Drafter.markov_step`. Raises NoDraftHead."""
         return self._require_drafter().markov_step(previous, base_logits, hidden)
+
+    def markov_loop(self, head: DraftHead, previous: Tensor, choice: RowChoice, width: int) -> MarkovDraft:
+        """Draft tokens that are neither edited nor filtered, see `Drafter.markov_loop`. Raises NoDraftHead."""
+        return self._require_drafter().markov_loop(head, previous, choice, width)
 
     def _write_draft_context(self, drafter: Drafter, taps: Tensor, half: HalfPlan, trace: Trace) -> None:
         """For every decoder row that enters the rings, accepted or not: rejected ones are overwritten by position."""

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from dataclasses import dataclass
 
 import torch
+from shoal_kernels import registry
+from shoal_kernels.precision import SERVED, SERVED_BF16, Precision
 
+from shoal_model.device import accelerator_class
 from shoal_model.model import Model
 from shoal_model.revision import WeightsRevision
 
-KERNEL_SET = "fixed-order-f32"
-KERNEL_VERSION = 1
-"""Raise it with any change of arithmetic order, rounding or formats in shoal_kernels or shoal_model."""
+KERNEL_SET, DEVICE_KERNEL_SET = "fixed-order-f32", "fixed-segments-bf16"
+KERNEL_VERSION, DEVICE_KERNEL_VERSION = 1, 1
+"""Raise them with any change of arithmetic order, rounding or formats in shoal_kernels or shoal_model."""
+
+_FORMATS = {SERVED_BF16.name: SERVED.name}
+"""Precisions that store the bytes of another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +51,19 @@ def describe_numerics(model: Model, revision: WeightsRevision, *, replay_length:
     kv_id = _digest(
         {
             "weights": revision.weights,  # covers configuration and tokenizer
-            "precision": model.precision.name,
+            "precision": _FORMATS.get(model.precision.name, model.precision.name),
             "block_bytes": layout.block_bytes,
             "owners": [[o.layer, o.ratio, o.index.offset, o.main.offset] for o in layout.owners],
             "units": [[o.index.row_units, o.main.row_units] for o in layout.owners],
         }
     )
-    # Compiled and reference kernels give equal bits, so only the set is named, not which of the two ran. In float64 the
-    # library's own matrix products are used, which promise no bits.
-    is_invariant = model.precision.dtype == torch.float32
-    accelerator = cpu_class()
+    # In float64 the library's own matrix products are used, which promise no bits.
+    is_invariant = model.precision.dtype != torch.float64
+    accelerator = accelerator_class(model.device)
     numerics_id = _digest(
         {
             "kv_id": kv_id,
-            "kernels": [KERNEL_SET, KERNEL_VERSION],
+            "kernels": kernel_set(model.device.type, model.precision),
             "accelerator": accelerator,
             "replay": ["compact", replay_length],
             "invariant": is_invariant,
@@ -76,10 +80,16 @@ def describe_numerics(model: Model, revision: WeightsRevision, *, replay_length:
     )
 
 
-def cpu_class() -> str:
-    """Instruction set, its level as torch sees it, and torch's version, e.g. "cpu/x86_64/AVX2/2.13.0"."""
-    version = torch.__version__.split("+")[0]
-    return f"cpu/{platform.machine()}/{torch.backends.cpu.get_cpu_capability()}/{version}"
+def kernel_set(device_type: str, precision: Precision) -> list[object]:
+    """Which kernels compute, as far as it decides bits.
+
+    On the host compiled and reference kernels give equal bits, so only the set is named. On an accelerator every
+    backend has an order of its own, so the one that serves each operation belongs to the name.
+    """
+    if not precision.keeps_bytes:
+        return [KERNEL_SET, KERNEL_VERSION]
+    serving = registry.backends(device_type, precision)
+    return [DEVICE_KERNEL_SET, DEVICE_KERNEL_VERSION, [[op, serving[op]] for op in sorted(serving)]]
 
 
 def _digest(fields: dict[str, object]) -> str:

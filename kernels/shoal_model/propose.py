@@ -29,7 +29,7 @@ def propose(model: Model, anchors: Sequence[Anchor], choose: Choose) -> Proposal
     raises  NoDraftHead, StaleRingRead
     """
     head = model.draft(anchors)
-    previous = torch.tensor([anchor.token_id for anchor in anchors], dtype=torch.int64)
+    previous = torch.tensor([anchor.token_id for anchor in anchors], dtype=torch.int64, device=model.device)
     drafted = previous.new_empty((len(anchors), 0))
     confidence = []
     for j in range(model.draft_size):

@@ -79,7 +79,8 @@ class PositionTags:
 class Ring:
     """Ring buffers of one group of layers that are always written together, with scratch rows behind them.
 
-    `layers[i]` is [num_slots * length + scratch, *row shape]; values are already cast (window KV is dequantised Q8).
+    `layers[i]` is [num_slots * length + scratch, *row shape]; rows are already cast (window KV is Q8: dequantised
+    values or released records).
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Ring:
         self.length = length
         self.scratch_start = num_slots * length
         self.row_shape = row_shape
+        self._device = torch.device(device)
         self.layers = [
             torch.zeros((self.scratch_start, *row_shape), dtype=dtype, device=device) for _ in range(num_layers)
         ]
@@ -111,15 +113,16 @@ class Ring:
             grown[: self.scratch_start] = buffer[: self.scratch_start]
             self.layers[i] = grown
 
-    def stage(self, layer: int, values: Tensor) -> Tensor:
-        """Put the batch's rows into the scratch of one layer; returns that layer's whole buffer for indexing."""
-        buffer = self.layers[layer]
-        buffer[self.scratch_start : self.scratch_start + values.shape[0]] = values
-        return buffer
+    def scratch(self, layer: int, num_rows: int) -> Tensor:
+        """Where the batch's rows of one layer go, [num_rows, *row shape]: attention reads them in `layers[layer]`.
 
-    def commit(self, layer: int, values: Tensor, write: RingWrite) -> None:
-        """Write a layer's batch rows into the rings, after its last reader."""
-        self.layers[layer].index_copy_(0, write.targets, values.index_select(0, write.sources))
+        After the layer's last reader, those that later steps need are copied to their ring places.
+        """
+        return self.layers[layer][self.scratch_start : self.scratch_start + num_rows]
+
+    def places(self, layer: int) -> Tensor:
+        """The ring places of one layer, without scratch: valid as long as nothing is reserved."""
+        return self.layers[layer][: self.scratch_start]
 
     def plan_write(self, slots: Ints, positions: Ints, last: Ints, rows: Ints) -> RingWrite:
         """Write plan for batch rows (per row: slot, position, last position of its segment, row number); marks tags."""
@@ -164,7 +167,7 @@ class Ring:
         positions = np.arange(low, high)
         places = self.tags.places(np.full_like(positions, slot), positions)
         self.tags.check(places, positions)
-        index = torch.from_numpy(places)
+        index = torch.from_numpy(places).to(self._device)
         return torch.stack([buffer.index_select(0, index) for buffer in self.layers])
 
     def write(self, slot: int, low: int, values: Tensor) -> None:
@@ -172,7 +175,7 @@ class Ring:
         high = low + values.shape[1]
         positions = np.arange(max(low, high - self.length), high)
         places = self.tags.places(np.full_like(positions, slot), positions)
-        index = torch.from_numpy(places)
+        index, values = torch.from_numpy(places).to(self._device), values.to(self._device)
         for buffer, rows in zip(self.layers, values, strict=True):
             buffer[index] = rows[values.shape[1] - len(positions) :].to(buffer.dtype)
         self.tags.mark(places, positions)

@@ -27,7 +27,7 @@ Table = NDArray[np.int32]
 class EntryWrite:
     """Compressed entries that close in this step, for one ratio."""
 
-    members: Tensor  # int64 [ratio, n]: rows of each group, over the batch (ratio 1) or [pair ring | scratch] (ratio 2)
+    members: Tensor  # int64 [ratio, n]: rows of each group, over the batch (ratio 1) or [pair ring | batch] (ratio 2)
     blocks: Tensor  # int64 [n]
     entries: Tensor  # int64 [n], entry inside the block
     positions: Tensor  # int64 [n], RoPE position: ratio * group
@@ -54,6 +54,7 @@ class StepPlan:
     """All index tensors of one step."""
 
     history: Tensor  # int64 [rows, 4]: the row's own token id, then the three before it
+    is_image: Tensor  # bool [rows]: rows that Engram leaves alone
     block_table: Tensor  # int32 [segments, max blocks], 0 padded
     encoder: HalfPlan
     entries: dict[int, EntryWrite]  # by ratio
@@ -102,6 +103,7 @@ def plan_step(
     )
     return StepPlan(
         history=torch.from_numpy(_history(segments)),
+        is_image=torch.zeros(len(rows.positions), dtype=torch.bool),
         block_table=torch.from_numpy(table),
         encoder=encoder,
         entries=entries,
@@ -144,8 +146,8 @@ def _plan_entries(rows: _Rows, pairs: Ring, segments: Sequence[Segment], table: 
         older = wanted < first
         places = pairs.tags.places(rows.slots[closing][None], wanted)
         pairs.tags.check(places[older], wanted[older])
-        scratch = pairs.scratch_start + rows.numbers[closing][None] - (ratio - 1) + np.arange(ratio)[:, None]
-        members = np.where(older, places, scratch)
+        in_batch = pairs.scratch_start + rows.numbers[closing][None] - (ratio - 1) + np.arange(ratio)[:, None]
+        members = np.where(older, places, in_batch)
     return EntryWrite(
         members=torch.from_numpy(members),
         blocks=torch.from_numpy(blocks),

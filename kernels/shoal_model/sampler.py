@@ -10,10 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from shoal_kernels.ops.sampling import RowSampling, choice_seed, coupled_argmax, logprobs, process_logits
+from shoal_kernels.ops.sampling import (
+    RowSampling,
+    choice_seed,
+    coupled_argmax,
+    inverse_temperatures,
+    logprobs,
+    process_logits,
+)
 from torch import Tensor
 
-__all__ = ["RowSampling", "SampleRow", "Sampled", "TokenLogprobs", "accept_length", "choice_seed", "sample"]
+from shoal_model.shipping import ship
+
+__all__ = [
+    "RowChoice",
+    "RowSampling",
+    "SampleRow",
+    "Sampled",
+    "TokenLogprobs",
+    "accept_length",
+    "choice_seed",
+    "sample",
+]
 
 _SEED_RANGE = 1 << 64
 
@@ -42,6 +60,27 @@ class SampleRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RowChoice:
+    """What decides the tokens of R rows besides their logits, where no row edits or filters them."""
+
+    inverse_temperature: Tensor  # float32 [R], 1 where greedy
+    seeds: Tensor  # int64 [R], the bits of the unsigned seed
+    positions: Tensor  # int64 [R], output indices
+    is_greedy: Tensor  # bool [R]
+
+    @classmethod
+    def of(cls, rows: Sequence[SampleRow], device: torch.device) -> RowChoice:
+        """On the device, in one copy."""
+        choice = cls(
+            inverse_temperature=inverse_temperatures([row.sampling for row in rows]),
+            seeds=torch.tensor([_signed(row.seed) for row in rows], dtype=torch.int64),
+            positions=torch.tensor([row.output_index for row in rows], dtype=torch.int64),
+            is_greedy=torch.tensor([row.sampling.is_greedy for row in rows], dtype=torch.bool),
+        )
+        return ship(choice, device)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probability of a token, and of the likeliest ones, best first, ties to the lower id."""
 
@@ -63,12 +102,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     Log-probabilities are those of the processed distribution; at temperature 0, of the model's.
     """
     z = process_logits(logits.to(torch.float32), [row.sampling for row in rows])
-    token_ids = coupled_argmax(
-        z,
-        torch.tensor([_signed(row.seed) for row in rows], dtype=torch.int64),
-        torch.tensor([row.output_index for row in rows], dtype=torch.int64),
-        torch.tensor([row.sampling.is_greedy for row in rows], dtype=torch.bool),
-    )
+    choice = RowChoice.of(rows, logits.device)
+    token_ids = coupled_argmax(z, choice.seeds, choice.positions, choice.is_greedy)
     return Sampled(token_ids, _logprobs(z, token_ids, rows))
 
 

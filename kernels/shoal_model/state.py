@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from shoal_kernels.row_formats import RowFormat
+from shoal_kernels.precision import Precision
+from shoal_kernels.row_formats import RowFormat, window_format
 from torch import Tensor
 
 from shoal_model.rings import Ring
@@ -12,9 +13,10 @@ from shoal_model.rings import Ring
 class StateSlots:
     """Rings of `num_slots` sequences: windows of encoder, decoder and draft layers, and open ratio-2 pairs.
 
-    Layers are numbered as in the layer map: encoder, decoder, then draft blocks. Windows hold dequantised values;
-    what leaves and enters are the released records, position-addressed, so two sides may differ in ring length.
-    (Exact both ways: dequantised Q8 values encode to a record that decodes to the same values.)
+    Layers are numbered as in the layer map: encoder, decoder, then draft blocks. Windows hold released records where
+    the precision keeps bytes, else dequantised values; what leaves and enters are the records, position-addressed, so
+    two sides may differ in ring length and in what they hold. (Exact both ways: dequantised Q8 values encode to a
+    record that decodes to the same values.)
     """
 
     def __init__(
@@ -29,7 +31,6 @@ class StateSlots:
         backtrack: int,
         head_dim: int,
         window_format: RowFormat,
-        dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
         if num_slots < 1:
@@ -38,15 +39,33 @@ class StateSlots:
         self.pair_layers = pair_layers
         self._format = window_format
         self._head_dim = head_dim
+        precision = window_format.precision
+        self._holds_records = precision.keeps_bytes
+        units, dtype = _window_row(head_dim, precision)
 
-        def ring(num_layers: int, row_shape: tuple[int, ...], length: int) -> Ring:
-            return Ring(num_layers, row_shape, num_slots=num_slots, length=length, dtype=dtype, device=device)
+        def windows(num_layers: int) -> Ring:
+            length = window + backtrack
+            return Ring(num_layers, (units,), num_slots=num_slots, length=length, dtype=dtype, device=device)
 
-        self.encoder = ring(num_encoder, (head_dim,), window + backtrack)
-        self.decoder = ring(num_decoder, (head_dim,), window + backtrack)
-        self.draft = ring(num_draft, (head_dim,), window + backtrack)
-        self.pairs = ring(len(pair_layers), (2, head_dim), 2 + max(0, backtrack - 1))
+        self.encoder, self.decoder, self.draft = windows(num_encoder), windows(num_decoder), windows(num_draft)
+        self.pairs = Ring(
+            len(pair_layers),
+            (2, head_dim),
+            num_slots=num_slots,
+            length=_pair_length(backtrack),
+            dtype=precision.wide,
+            device=device,
+        )
         self._groups = (self.encoder, self.decoder, self.draft)
+
+    @staticmethod
+    def slot_bytes(
+        *, num_windows: int, num_pairs: int, window: int, backtrack: int, head_dim: int, precision: Precision
+    ) -> int:
+        """Bytes of the rings of one slot: windows of all layers and draft blocks, and open pairs."""
+        units, dtype = _window_row(head_dim, precision)
+        pair = 2 * head_dim * precision.wide.itemsize
+        return num_windows * (window + backtrack) * units * dtype.itemsize + num_pairs * _pair_length(backtrack) * pair
 
     @property
     def rings(self) -> tuple[Ring, ...]:
@@ -69,8 +88,8 @@ class StateSlots:
             ring.copy(source, target)
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for a step of `num_rows` rows."""
-        for ring in self.rings:
+        """Make room for a step of `num_rows` rows. (Open pairs of a step are read where they were computed.)"""
+        for ring in self._groups:
             ring.reserve(num_rows)
 
     def read_window(self, slot: int, layers: range, low: int, high: int) -> Tensor:
@@ -79,8 +98,8 @@ class StateSlots:
         `layers` are whole groups: the encoder's, the decoder's, the drafter's layers, or neighbours of these together.
         Raises StaleRingRead where the ring moved on or never held a position.
         """
-        rings = self._groups_of(layers)
-        return torch.cat([self._format.encode(ring.read(slot, low, high)) for ring in rings])
+        parts = [ring.read(slot, low, high) for ring in self._groups_of(layers)]
+        return torch.cat([part if self._holds_records else self._format.encode(part) for part in parts])
 
     def write_window(self, slot: int, layers: range, low: int, records: Tensor) -> None:
         """Inverse of `read_window`; of more than a ring's length the last positions are kept."""
@@ -91,7 +110,7 @@ class StateSlots:
                 f"window records {expected} of {self._format.storage_dtype} expected, got {tuple(records.shape)} "
                 f"of {records.dtype}"
             )
-        values = self._format.decode(records)
+        values = records if self._holds_records else self._format.decode(records)
         first = 0
         for ring in rings:
             ring.write(slot, low, values[first : first + len(ring.layers)])
@@ -124,3 +143,15 @@ class StateSlots:
         if layers.step != 1 or not chosen or sum(len(ring.layers) for ring in chosen) != len(layers):
             raise ValueError(f"{layers} is not made of the encoder's, the decoder's and the drafter's layers")
         return chosen
+
+
+def _window_row(head_dim: int, precision: Precision) -> tuple[int, torch.dtype]:
+    """Units and dtype of a window row in the rings: what `window_rows` makes."""
+    if not precision.keeps_bytes:
+        return head_dim, precision.dtype
+    record = window_format(head_dim, precision)
+    return record.units, record.storage_dtype
+
+
+def _pair_length(backtrack: int) -> int:
+    return 2 + max(0, backtrack - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import warnings
 from math import prod
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,6 +16,18 @@ from shoal_model.errors import CheckpointError
 from shoal_model.inventory import Part, StorageType
 
 _DTYPES = {StorageType.BF16: torch.bfloat16, StorageType.F32: torch.float32}
+
+
+class TensorSource(Protocol):
+    """Where the loader gets its tensors, by name."""
+
+    def take(self, name: str) -> Tensor:
+        """On the device of the computation: bfloat16 or float32; bytes (uint8) for the FP8 and FP4 types."""
+        ...
+
+    def take_mapped(self, name: str) -> Tensor:
+        """uint8, in host memory."""
+        ...
 
 
 class TensorReader:

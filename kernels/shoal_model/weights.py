@@ -2,7 +2,8 @@
 
 Fused projections are pure concatenations on the output axis; each field says in which order. `Tensor` fields that were
 BF16 in the checkpoint hold float32 (every bf16 value is exact in it), F32 fields stay float32; the two embedding tables
-stay bfloat16, being looked up row by row.
+stay bfloat16, being looked up row by row. Weights of products are held as values or as the checkpoint's bytes, as the
+precision wants them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ class MoeWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngramLayerWeights:
-    """One Engram layer: the memory-mapped table, its hash and the gate. C columns of width w."""
+    """One Engram layer: the memory-mapped table, its hash and the gate. C columns of width w.
+
+    Rows are hashed and looked up in host memory, so table and hash stay there; `wkv` and `gate_weight` compute.
+    """
 
     table: EngramTable
     """[rows, w] FP8 with one scale per row and 32 values; mapped, never read whole."""
@@ -135,5 +139,5 @@ class BackboneWeights:
     head: LinearWeight
     """BF16 [V, D]; use float32 output."""
     compressed_ids: Tensor | None
-    """[V] int64: Engram's compressed id of every token id; None without Engram."""
+    """[V] int64, in host memory: Engram's compressed id of every token id; None without Engram."""
     draft: DraftWeights | None

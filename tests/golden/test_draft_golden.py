@@ -9,7 +9,7 @@ from shoal_model.model import Model
 from shoal_model.propose import propose
 from shoal_model.sequence import SequenceRun
 from shoal_model.trace import Recorder
-from support.tiny_model import BACKTRACK, WINDOW, golden, tiny_model
+from support.tiny_model import BACKTRACK, WINDOW, golden, normed, tiny_model
 from torch import Tensor
 
 CASES = [("exact", EXACT, 2e-6), ("kv", KV, 5e-5)]
@@ -62,7 +62,7 @@ def test_served_rounding_of_draft_blocks_is_reproduced_module_by_module() -> Non
     rows = model.drafter.plan([run.anchor(int(expected["token"]))])
     recorder = Recorder()
     for i, block in enumerate(model.drafter.blocks):
-        block.attend(expected[f"mtp.{i}.attn_in"], rows, ring, i, recorder)
+        block.attend(normed(expected[f"mtp.{i}.attn_in"], SERVED), rows, ring, i, recorder)
         block.frame.feed_forward(expected[f"mtp.{i}.ffn_in"], recorder)
         for name in ("block_kv", "attn_out", "ffn_out"):
             got, want = recorder.values[f"mtp.{i}.{name}"], expected[f"mtp.{i}.{name}"]

@@ -13,7 +13,7 @@ from shoal_model.rows import RowBatch, Segment, StepLimits, plan_step
 from shoal_model.sequence import SequenceRun
 from shoal_model.state import StateSlots
 from shoal_model.trace import Recorder
-from support.tiny_model import BACKTRACK, WINDOW, golden, tiny_model
+from support.tiny_model import BACKTRACK, WINDOW, golden, normed, tiny_model
 from torch import Tensor
 
 END_TO_END = [("text_exact", EXACT, 2e-6), ("text_kv", KV, 5e-5)]
@@ -99,7 +99,7 @@ def test_served_rounding_is_reproduced_module_by_module() -> None:
     for layer in model.backbone.layers:
         number = layer.plan.layer
         half = step.encoder if layer.plan.is_encoder else step.decoder
-        given = layer.prepare(expected[f"layers.{number}.attn_in"], step)
+        given = layer.prepare(normed(expected[f"layers.{number}.attn_in"], SERVED), step)
         _, selected = layer.attend(given, half, step.block_table, selected, recorder)
         layer.feed_forward(expected[f"layers.{number}.ffn_in"], recorder)
         for name in ("topk", "candidate_blocks", "ffn.expert_ids"):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from shoal_kernels.ops.cast import cast_q8
 from shoal_kernels.precision import SERVED, Precision
+from shoal_model.block import Normed
 from shoal_model.checkpoint import Checkpoint
 from shoal_model.load_weights import load_weights
 from shoal_model.model import Model
@@ -36,6 +38,11 @@ def tiny_weights() -> BackboneWeights:
 def tiny_model(precision: Precision = SERVED, *, num_blocks: int = 9, num_slots: int = 4) -> Model:
     """A model with its own empty cache over the shared weights."""
     return Model(_checkpoint().config, tiny_weights(), precision=precision, num_blocks=num_blocks, num_slots=num_slots)
+
+
+def normed(x: Tensor, precision: Precision) -> Normed:
+    """A sub-layer's input given as it is."""
+    return Normed(x, cast_q8(x, precision=precision))
 
 
 @cache

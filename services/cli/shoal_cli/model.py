@@ -66,6 +66,7 @@ def _add_logits(commands: Subparsers) -> None:
         default="served",
         help="exact: float64, no casts; kv: float32, only the casts of the cache; served: every rounding of serving",
     )
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda|cuda:N", help="where to compute (default cpu)")
     parser.set_defaults(run_model_command=_logits)
 
 
@@ -84,7 +85,7 @@ def _token_ids(text: str) -> list[int]:
 def _logits(args: argparse.Namespace) -> int:
     from shoal_model.logits import write_sequence_logits
 
-    logits = write_sequence_logits(_directory(args.directory), args.ids, args.out, args.numerics)
+    logits = write_sequence_logits(_directory(args.directory), args.ids, args.out, args.numerics, device=args.device)
     print(f"{args.out}: logits {list(logits.shape)}, numerics {args.numerics}")
     return 0
 

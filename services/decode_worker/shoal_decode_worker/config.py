@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal_model.device import parse_device
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
@@ -43,6 +45,7 @@ class DecodeWorkerConfig(ServingConfig):
 
     model                checkpoint folder, or "nano" for the one that comes with Shoal
     model_name           what clients call it; empty: the folder's name
+    device               where the model runs: cpu, cuda or cuda:N
     block_count          KV blocks of 128 tokens
     slot_count           choices that run at once
     max_context          positions of prompt + output; 0: the model's
@@ -60,6 +63,7 @@ class DecodeWorkerConfig(ServingConfig):
 
     model: str = "nano"
     model_name: str = ""
+    device: str = "cpu"
     block_count: int = 1024
     slot_count: int = 32
     max_context: int = 0
@@ -81,6 +85,7 @@ class DecodeWorkerConfig(ServingConfig):
     def __post_init__(self) -> None:
         prefix = "SHOAL_DECODE_WORKER"
         self.check(prefix)
+        _check_device(prefix, self.device)
         for name in ("max_context", "replay_length", "verify_width", "threads", "local_prefill_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{prefix}_{name.upper()} must not be negative, got {getattr(self, name)}")
@@ -90,3 +95,10 @@ class DecodeWorkerConfig(ServingConfig):
         for name in (*positive, *times, *prefill_times):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{prefix}_{name.upper()} must be positive, got {getattr(self, name)}")
+
+
+def _check_device(prefix: str, device: str) -> None:
+    try:
+        parse_device(device)
+    except ValueError as error:
+        raise ValueError(f"{prefix}_DEVICE: {error}") from error

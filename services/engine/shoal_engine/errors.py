@@ -24,6 +24,12 @@ class OutOfSlots(OutOfCapacity):
     reason = "OUT_OF_SLOTS"
 
 
+class NotEnoughMemory(ResourceExhausted):
+    """The blocks and slots asked for do not fit into the device's free memory."""
+
+    reason = "NOT_ENOUGH_MEMORY"
+
+
 class ExceedsCapacity(FailedPrecondition):
     """Prompt and output of all choices would not fit even into an empty engine."""
 

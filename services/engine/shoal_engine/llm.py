@@ -19,6 +19,8 @@ import numpy as np
 from shoal_common.errors import InvalidArgument, OutOfCapacity, Unavailable
 from shoal_kernels.threads import set_num_threads
 from shoal_model.config import ModelConfig
+from shoal_model.device import DeviceUnavailable, open_device
+from shoal_model.synthetic import Synthetic
 from tokenizers import Tokenizer
 
 from shoal_engine.batcher import StepBudget
@@ -70,8 +72,10 @@ class LLM:
     max_num_batched_tokens    rows of one step
     verify_width     drafts verified per step, 0 .. 5; changes the speed, never the tokens
     threads          threads of one step, in the whole process; None leaves it as it is. Never changes the tokens
+    device           "cpu", "cuda" or "cuda:N". Another device is another model in the sense of exactness
     replay_length    K; None: the model's default. Another K is another model in the sense of exactness
-    raises           CheckpointError; InvalidArgument
+    synthetic        random weights of released size instead of a checkpoint: takes and gives token ids, no text
+    raises           CheckpointError; InvalidArgument, also for a device that is not there; NotEnoughMemory
     """
 
     def __init__(
@@ -85,23 +89,20 @@ class LLM:
         threads: int | None = None,
         device: str = "cpu",
         replay_length: int | None = None,
+        synthetic: Synthetic | None = None,
     ) -> None:
-        directory = model_directory(model)
-        config = ModelConfig.load(directory)
+        source = _Checkpoint.of(model) if synthetic is None else _Drawn.of(synthetic)
+        config = source.config
         length = min(max_model_len or DEFAULT_MODEL_LEN, config.max_position_embeddings)
         _check_numbers(length, max_num_seqs, max_num_batched_tokens, verify_width, threads)
-        served = ServedModel.load(
-            directory,
-            block_count=max_num_seqs * blocks_for(length),
-            slot_count=max_num_seqs,
-            device=device,
-        )
+        _check_device(device)
+        served = source.load(max_num_seqs * blocks_for(length), max_num_seqs, device)
         shape = served.shape
         if threads is not None:
             set_num_threads(threads)
         self._bos_id = config.bos_token_id
         self._vocab_size = shape.vocab_size
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._tokenizer = source.tokenizer()
         self._collector = Collector()
         self._ids = itertools.count()
         self._engine = Engine(
@@ -166,7 +167,9 @@ class LLM:
         return [output.outputs[0].text for output in outputs] if decode_sequence else outputs
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
+        """The model's tokenizer. Raises InvalidArgument for a synthetic model, which has none."""
+        if self._tokenizer is None:
+            raise InvalidArgument.at("synthetic", "a synthetic model has no tokenizer: give token ids")
         return self._tokenizer
 
     def close(self) -> None:
@@ -192,8 +195,14 @@ class LLM:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgument.at("prompts", f"not valid Unicode: {error.reason}") from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.get_tokenizer().encode(text, add_special_tokens=False).ids
         return [self._bos_id, *ids]
+
+    def _text(self, tokens: list[int]) -> str:
+        if self._tokenizer is None:
+            return " ".join(map(str, tokens))
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
 
     def _request(self, token_ids: Sequence[int], params: SamplingParams) -> GenerationRequest:
         prompt = _id_array(token_ids)
@@ -254,7 +263,7 @@ class LLM:
             outputs=tuple(
                 ChoiceOutput(
                     token_ids=tuple(tokens),
-                    text=self._tokenizer.decode(tokens, skip_special_tokens=True),
+                    text=self._text(tokens),
                     finish_reason=end.finish_reason.value if end.finish_reason else "",
                     logprobs=tuple(logprobs),
                 )
@@ -263,6 +272,46 @@ class LLM:
             seed=request.seed,
             usage=gathered.usage,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A model read from a folder."""
+
+    directory: Path
+    config: ModelConfig
+
+    @classmethod
+    def of(cls, model: str | Path) -> _Checkpoint:
+        directory = model_directory(model)
+        return cls(directory, ModelConfig.load(directory))
+
+    def load(self, block_count: int, slot_count: int, device: str) -> ServedModel:
+        return ServedModel.load(self.directory, block_count=block_count, slot_count=slot_count, device=device)
+
+    def tokenizer(self) -> Tokenizer | None:
+        return Tokenizer.from_file(str(self.directory / "tokenizer.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A model of random weights."""
+
+    synthetic: Synthetic
+    config: ModelConfig
+
+    @classmethod
+    def of(cls, synthetic: Synthetic) -> _Drawn:
+        try:
+            return cls(synthetic, synthetic.config())
+        except ValueError as error:
+            raise InvalidArgument.at("synthetic", str(error)) from error
+
+    def load(self, block_count: int, slot_count: int, device: str) -> ServedModel:
+        return ServedModel.synthetic(self.synthetic, block_count=block_count, slot_count=slot_count, device=device)
+
+    def tokenizer(self) -> Tokenizer | None:
+        return None
 
 
 def _id_array(token_ids: Sequence[int]) -> TokenIds:
@@ -293,6 +342,13 @@ def _check_numbers(length: int, num_seqs: int, batched: int, verify_width: int, 
         raise InvalidArgument.at("verify_width", f"must be in [0, {MAX_VERIFY_WIDTH}], got {verify_width}")
     if threads is not None and threads < 1:
         raise InvalidArgument.at("threads", f"must be positive, got {threads}")
+
+
+def _check_device(device: str) -> None:
+    try:
+        open_device(device)
+    except (ValueError, DeviceUnavailable) as error:
+        raise InvalidArgument.at("device", str(error)) from error
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import torch
 from shoal_common import identity
 from shoal_model.checkpoint import Checkpoint
+from shoal_model.device import accelerator_class, served_precision
+from shoal_model.numerics import kernel_set
 from shoal_model.revision import weights_revision
 
 KERNELS = "fixed-order 1"
@@ -27,15 +30,21 @@ class ModelIdentity:
     draft_id: str
 
 
-def identify(directory: str | Path, *, name: str, replay_length: int) -> ModelIdentity:
-    """Read a checkpoint's identity. `name` is what clients say; empty takes the folder's. Raises CheckpointError."""
+def identify(
+    directory: str | Path, *, name: str, replay_length: int, device: torch.device | None = None
+) -> ModelIdentity:
+    """Read a checkpoint's identity. `name` is what clients say; empty takes the folder's. Raises CheckpointError.
+
+    Without `device` the model runs on the host. Workers on either side store the same formats: one `kv_id`; but they
+    compute other bits, so their `numerics_id` differ.
+    """
     revision = weights_revision(Checkpoint.open(directory))
     # The tokenizer and the configuration are part of the revision.
     kv_id = identity.kv_id(weights_revision=revision.weights, layout=LAYOUT, formats=FORMATS, tokenizer="in revision")
     numerics_id = identity.numerics_id(
         kv_id=kv_id,
-        kernels=KERNELS,
-        accelerator=f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}",
+        kernels=_kernels(device),
+        accelerator=_accelerator(device),
         parallel="1",
         replay_mode="bounded",
         replay_tokens=replay_length,
@@ -45,3 +54,15 @@ def identify(directory: str | Path, *, name: str, replay_length: int) -> ModelId
     return ModelIdentity(
         model=name or Path(directory).resolve().name, kv_id=kv_id, numerics_id=numerics_id, draft_id=draft_id
     )
+
+
+def _kernels(device: torch.device | None) -> str:
+    if device is None or device.type == "cpu":
+        return KERNELS
+    return json.dumps(kernel_set(device.type, served_precision(device)))
+
+
+def _accelerator(device: torch.device | None) -> str:
+    if device is None or device.type == "cpu":
+        return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+    return accelerator_class(device)

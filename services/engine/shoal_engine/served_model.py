@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from shoal_kernels import self_test
 from shoal_kernels.ops.sampling import RowSampling, choice_seed, logprobs, process_logits
-from shoal_model.draft import Anchor
+from shoal_model.device import CacheTooLarge, open_device
+from shoal_model.draft import Anchor, DraftHead
 from shoal_model.model import Model
-from shoal_model.sampler import SampleRow, sample
+from shoal_model.sampler import RowChoice, SampleRow, sample
 from shoal_model.segment import RowBatch, Segment
+from shoal_model.shipping import ship
+from shoal_model.synthetic import Synthetic
 from torch import Tensor
 
+from shoal_engine.errors import NotEnoughMemory
 from shoal_engine.events import PositionLogprobs, TokenLogprob
 from shoal_engine.logical_rows import RowKind
 from shoal_engine.model_port import Draft, DraftStart, ModelShape, Sampled, TokenContext
 
 
 class ServedModel:
-    """A `StepModel` over `shoal_model.Model`. Hidden rows are [n, D] tensors."""
+    """A `StepModel` over `shoal_model.Model`. Hidden rows are [n, D] tensors on the model's device."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -55,10 +59,37 @@ class ServedModel:
     ) -> ServedModel:
         """Read a checkpoint folder; `block_count` usable blocks.
 
-        raises   CheckpointError; KernelMismatch: the compiled kernels give other bits here than they are defined to
+        raises   CheckpointError; KernelMismatch: the kernels give other bits here than they are defined to; ValueError
+                 for no name of a device; DeviceUnavailable; NotEnoughMemory
         """
-        self_test()
-        return cls(Model.load(directory, device=device, num_blocks=block_count + 1, num_slots=slot_count))
+        return cls._checked(
+            device,
+            lambda opened: Model.load(directory, device=opened, num_blocks=block_count + 1, num_slots=slot_count),
+        )
+
+    @classmethod
+    def synthetic(
+        cls, synthetic: Synthetic, *, block_count: int, slot_count: int, device: torch.device | str = "cpu"
+    ) -> ServedModel:
+        """A model of random weights. Raises as `load`, and ValueError for sizes that are not there."""
+        return cls._checked(
+            device,
+            lambda opened: Model.synthetic(synthetic, device=opened, num_blocks=block_count + 1, num_slots=slot_count),
+        )
+
+    @classmethod
+    def _checked(cls, device: torch.device | str, build: Callable[[torch.device], Model]) -> ServedModel:
+        opened = open_device(device)
+        self_test(opened)
+        try:
+            return cls(build(opened))
+        except CacheTooLarge as error:
+            raise NotEnoughMemory(str(error), wanted_bytes=error.wanted, free_bytes=error.free) from error
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self._model.device
 
     @property
     def shape(self) -> ModelShape:
@@ -70,26 +101,57 @@ class ServedModel:
 
     @torch.inference_mode()
     def sample(self, hidden: Tensor, rows: Sequence[int], contexts: Sequence[TokenContext]) -> list[Sampled]:
-        logits = self._model.logits(hidden[list(rows)])
-        tokens = _choose(logits, contexts)
-        found = _position_logprobs(logits, tokens, contexts)
-        return [Sampled(token, found.get(i)) for i, token in enumerate(tokens)]
+        chosen = [_sample_row(context, self._shape.vocab_size) for context in contexts]
+        plain = [i for i, row in enumerate(chosen) if row.sampling.is_plain and contexts[i].spec.top_logprobs is None]
+        others = sorted({*range(len(chosen))} - {*plain})
+        parts, found = [], dict[int, PositionLogprobs]()
+        if plain:
+            choice = RowChoice.of([chosen[i] for i in plain], hidden.device)
+            parts.append(self._model.choose(_pick(hidden, [rows[i] for i in plain]), choice))
+        if others:
+            logits = self._model.logits(_pick(hidden, [rows[i] for i in others]))
+            parts.append(sample(logits, [chosen[i] for i in others]).token_ids)
+            values = _position_logprobs(logits, parts[-1].tolist(), [contexts[i] for i in others])
+            found = {others[i]: value for i, value in values.items()}
+        tokens = dict(zip([*plain, *others], torch.cat(parts).tolist(), strict=True))
+        return [Sampled(tokens[i], found.get(i)) for i in range(len(chosen))]
 
     @torch.inference_mode()
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:
         anchors = [
             Anchor(slot=s.slot, position=s.position, token_id=s.token_id, window_start=s.window_start) for s in starts
         ]
+        head = self._model.draft(anchors)
+        first = [_sample_row(_ahead(start, []), self._shape.vocab_size) for start in starts]
+        # What is banned at the first draft may be allowed later, never the other way round.
+        plain = [i for i, row in enumerate(first) if row.sampling.is_plain]
+        others = sorted({*range(len(starts))} - {*plain})
+        drafts: dict[int, Draft] = {}
+        if plain:
+            previous = ship(torch.tensor([starts[i].token_id for i in plain], dtype=torch.int64), self._model.device)
+            choice = RowChoice.of([first[i] for i in plain], self._model.device)
+            loop = self._model.markov_loop(_pick_head(head, plain), previous, choice, width)
+            chances = torch.sigmoid(loop.confidence_logits).tolist()
+            for i, ids, values in zip(plain, loop.token_ids.tolist(), chances, strict=True):
+                drafts[i] = Draft(tuple(ids), tuple(values))
+        if others:
+            stepped = self._draft_stepwise(_pick_head(head, others), [starts[i] for i in others], width)
+            drafts |= zip(others, stepped, strict=True)
+        return [drafts[i] for i in range(len(starts))]
+
+    def _draft_stepwise(self, head: DraftHead, starts: Sequence[DraftStart], width: int) -> list[Draft]:
+        """Drafts of rows whose logits are edited by the drafts before, or filtered."""
         drafted: list[list[int]] = [[] for _ in starts]
         confidence: list[list[float]] = [[] for _ in starts]
-        head = self._model.draft(anchors)
         previous = [s.token_id for s in starts]
         for j in range(width):
-            step = self._model.markov_step(
-                torch.tensor(previous, dtype=torch.int64), head.base_logits[:, j], head.hidden[:, j]
-            )
-            contexts = [_ahead(start, assumed) for start, assumed in zip(starts, drafted, strict=True)]
-            previous = _choose(step.logits, contexts)
+            before = ship(torch.tensor(previous, dtype=torch.int64), self._model.device)
+            step = self._model.markov_step(before, head.base_logits[:, j], head.hidden[:, j])
+            rows = [
+                _sample_row(_ahead(start, assumed), step.logits.shape[1])
+                for start, assumed in zip(starts, drafted, strict=True)
+            ]
+            previous = sample(step.logits, rows).token_ids.tolist()
             chances = torch.sigmoid(step.confidence_logit).tolist()
             for i, token in enumerate(previous):
                 drafted[i].append(token)
@@ -106,7 +168,7 @@ class ServedModel:
     @torch.inference_mode()
     def hidden_from_bytes(self, data: bytes) -> Tensor:
         values = torch.frombuffer(bytearray(data), dtype=torch.bfloat16)
-        return values.to(self._model.precision.dtype)[None]
+        return values.to(self._model.precision.dtype)[None].to(self._model.device)
 
     def clear_slot(self, slot: int) -> None:
         self._cache.clear_slot(slot)
@@ -181,12 +243,19 @@ def _ahead(start: DraftStart, assumed: list[int]) -> TokenContext:
     )
 
 
-def _choose(logits: Tensor, contexts: Sequence[TokenContext]) -> list[int]:
-    rows = [
-        SampleRow(sampling=_sampling(c, logits.shape[1]), seed=c.seed, output_index=c.output_index) for c in contexts
-    ]
-    tokens: list[int] = sample(logits, rows).token_ids.tolist()
-    return tokens
+def _pick(values: Tensor, rows: Sequence[int]) -> Tensor:
+    """These rows of a device tensor; the tensor itself where that is all of them."""
+    if list(rows) == [*range(values.shape[0])]:
+        return values
+    return values.index_select(0, ship(torch.tensor(rows, dtype=torch.int64), values.device))
+
+
+def _pick_head(head: DraftHead, rows: Sequence[int]) -> DraftHead:
+    return DraftHead(_pick(head.hidden, rows), _pick(head.base_logits, rows))
+
+
+def _sample_row(context: TokenContext, vocab: int) -> SampleRow:
+    return SampleRow(sampling=_sampling(context, vocab), seed=context.seed, output_index=context.output_index)
 
 
 def _sampling(context: TokenContext, vocab: int, *, is_filtered: bool = True) -> RowSampling:

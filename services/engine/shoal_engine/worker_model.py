@@ -9,6 +9,7 @@ import numpy as np
 from shoal_common.errors import DeadlineExceeded, InvalidArgument
 from shoal_kernels.threads import set_num_threads
 from shoal_model.checkpoint import Checkpoint
+from shoal_model.device import DeviceUnavailable, open_device
 from shoal_model.errors import CheckpointError
 from torch import Tensor
 
@@ -39,6 +40,7 @@ class WorkerModelSettings:
 
     model           checkpoint folder, or "nano" for the one that comes with Shoal
     name            what clients call it; empty takes the folder's, for nano "shoal-nano"
+    device          cpu, cuda or cuda:N
     replay_length   K; 0: window + 2 * backtrack
     max_context     positions of prompt + output; 0 takes the model's
     step_tokens     rows of one step
@@ -48,6 +50,7 @@ class WorkerModelSettings:
 
     model: str
     name: str
+    device: str
     block_count: int
     slot_count: int
     replay_length: int
@@ -76,8 +79,19 @@ def check_model(model: str) -> None:
         raise BadModel(str(error)) from error
 
 
+def check_device(device: str, setting: str) -> None:
+    """Raise BadModel, in one line that begins with the setting's name, unless a model can run there."""
+    try:
+        open_device(device)
+    except (ValueError, DeviceUnavailable) as error:
+        raise BadModel(f"{setting}: {error}") from error
+
+
 def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> WorkerModel:
-    """Load a checkpoint and start its step thread. Blocking. Raises CheckpointError, InvalidArgument for no model."""
+    """Load a checkpoint and start its step thread. Blocking.
+
+    raises   CheckpointError; InvalidArgument for no model; NotEnoughMemory where blocks and slots do not fit the device
+    """
     directory = model_directory(settings.model)
     if settings.threads:
         set_num_threads(settings.threads)
@@ -85,6 +99,7 @@ def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> Worker
         directory,
         block_count=settings.block_count,
         slot_count=settings.slot_count,
+        device=settings.device,
     )
     shape = served.shape
     replay_length = settings.replay_length or default_replay_length(shape.window, shape.backtrack)
@@ -104,7 +119,7 @@ def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> Worker
     return WorkerModel(
         engine=engine,
         shape=shape,
-        identity=identify(directory, name=name, replay_length=replay_length),
+        identity=identify(directory, name=name, replay_length=replay_length, device=served.device),
         replay_length=replay_length,
         max_context=max_context,
     )

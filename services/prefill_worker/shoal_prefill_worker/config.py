@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal_model.device import parse_device
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillWorkerConfig:
@@ -11,6 +13,7 @@ class PrefillWorkerConfig:
 
     model                checkpoint folder, or "nano" for the one that comes with Shoal
     model_name           what clients call it; empty: the folder's name
+    device               where the model runs: cpu, cuda or cuda:N
     advertised_address    host:port that others reach this worker by; empty: the one it listens on
     block_count          KV blocks of 128 tokens
     slot_count           prompts in prefill at once
@@ -32,6 +35,7 @@ class PrefillWorkerConfig:
     advertised_address: str = ""
     model: str = "nano"
     model_name: str = ""
+    device: str = "cpu"
     block_count: int = 512
     slot_count: int = 16
     replay_length: int = 0
@@ -51,6 +55,7 @@ class PrefillWorkerConfig:
     drain_grace_s: float = 10.0
 
     def __post_init__(self) -> None:
+        _check_device("SHOAL_PREFILL_WORKER", self.device)
         for name in ("block_count", "slot_count", "step_tokens", "max_jobs", "write_queue_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must be positive, got {getattr(self, name)}")
@@ -67,3 +72,10 @@ class PrefillWorkerConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must be positive, got {getattr(self, name)}")
+
+
+def _check_device(prefix: str, device: str) -> None:
+    try:
+        parse_device(device)
+    except ValueError as error:
+        raise ValueError(f"{prefix}_DEVICE: {error}") from error

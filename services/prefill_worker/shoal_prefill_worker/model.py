@@ -24,10 +24,11 @@ class Loaded:
 
 
 def check(config: PrefillWorkerConfig) -> None:
-    """Raise ValueError, in one line, for a model that cannot be served. Reads headers only."""
-    from shoal_engine.worker_model import check_model
+    """Raise ValueError, in one line, for a model that cannot be served, or not on this device. Reads headers only."""
+    from shoal_engine.worker_model import check_device, check_model
 
     check_model(config.model)
+    check_device(config.device, "SHOAL_PREFILL_WORKER_DEVICE")
 
 
 def load(config: PrefillWorkerConfig, sink: EngineSink) -> Loaded:
@@ -38,6 +39,7 @@ def load(config: PrefillWorkerConfig, sink: EngineSink) -> Loaded:
         WorkerModelSettings(
             model=config.model,
             name=config.model_name,
+            device=config.device,
             block_count=config.block_count,
             slot_count=config.slot_count,
             replay_length=config.replay_length,

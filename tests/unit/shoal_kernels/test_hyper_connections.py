@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from shoal_kernels import SERVED
-from shoal_kernels.ops.hyper_connections import MixWeight, collapse, collapse_norm, expand, mix
+from shoal_kernels import KV, SERVED
+from shoal_kernels.ops.cast import cast_q8
+from shoal_kernels.ops.hyper_connections import (
+    MixWeight,
+    collapse,
+    collapse_norm,
+    collapse_norm_cast,
+    expand,
+    expand_norm,
+    mix,
+)
 from unit.shoal_kernels.parity import ROW_COUNTS, assert_rows_independent, assert_same_bits, normal, values
 
 
@@ -46,6 +55,29 @@ def test_collapse_and_expand_have_the_bits_of_the_reference(rows: int) -> None:
         )
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_fused_step_has_the_bits_of_the_single_ones(backend: str) -> None:
+    streams, y, pre, post, comb = (values(7, *shape, seed=1) for shape in ((4, 64), (64,), (4,), (4,), (4, 4)))
+    weight = normal(64, seed=4)
+    after = expand(y, streams, post, comb, precision=SERVED)
+    normed = collapse_norm(after, pre, weight, 1e-20, precision=SERVED)
+    q8 = cast_q8(normed, precision=SERVED)
+
+    def fused(cast: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        return expand_norm(y, streams, post, comb, pre, weight, 1e-20, cast=cast, precision=SERVED, backend=backend)
+
+    first, second, third = fused(True)
+    assert third is not None
+    assert_same_bits((first, second, third), (after, normed, q8))
+    assert fused(False)[2] is None
+    assert_same_bits(collapse_norm_cast(after, pre, weight, 1e-20, precision=SERVED, backend=backend), (normed, q8))
+
+
+def test_without_activation_casts_the_cast_row_is_the_normed_one() -> None:
+    normed, q8 = collapse_norm_cast(normal(3, 4, 8, seed=1), normal(3, 4, seed=2), torch.ones(8), 1e-20, precision=KV)
+    assert q8 is normed
+
+
 def test_a_one_hot_collapse_is_that_stream() -> None:
     streams = values(6, 4, 32, seed=1)
     pre = torch.zeros(6, 4)
@@ -75,3 +107,5 @@ def test_wrong_shapes_are_refused() -> None:
         mix(torch.zeros(1, 4, 32), _weight(4, 33), iterations=1, eps=1e-6, rms_eps=1e-20, precision=SERVED)
     with pytest.raises(ValueError, match="iterations must be positive"):
         mix(torch.zeros(1, 4, 32), _weight(4, 32), iterations=0, eps=1e-6, rms_eps=1e-20, precision=SERVED)
+    with pytest.raises(ValueError, match="multiple of 32, got 33"):
+        collapse_norm_cast(torch.zeros(1, 4, 33), torch.zeros(1, 4), torch.zeros(33), 1e-20, precision=SERVED)

@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shoal_kernels.ops.records import copy_rows
 from shoal_kernels.precision import EXACT
 from shoal_kernels.row_formats import window_format
-from shoal_model.rings import Ring, StaleRingRead
+from shoal_model.rings import Ring, RingWrite, StaleRingRead
 from shoal_model.rows import RowBatch, Segment, StepLimits, StepPlan, plan_step
 from shoal_model.state import StateSlots
 
@@ -28,7 +29,6 @@ def make_state(num_slots: int = 3) -> StateSlots:
         backtrack=BACKTRACK,
         head_dim=1,
         window_format=window_format(1, EXACT),
-        dtype=torch.float64,
     )
 
 
@@ -55,8 +55,12 @@ def plan(state: StateSlots, *segments: Segment) -> StepPlan:
 
 
 def seen(ring: Ring, values: torch.Tensor, index: torch.Tensor) -> list[list[float]]:
-    buffer = ring.stage(0, values)
-    return [[float(buffer[i, 0]) for i in row if i >= 0] for row in index.tolist()]
+    ring.scratch(0, values.shape[0]).copy_(values)
+    return [[float(ring.layers[0][i, 0]) for i in row if i >= 0] for row in index.tolist()]
+
+
+def commit(buffer: torch.Tensor, values: torch.Tensor, write: RingWrite) -> None:
+    copy_rows(buffer, write.targets, values, write.sources, precision=EXACT)
 
 
 def run(state: StateSlots, *segments: Segment) -> tuple[list[list[float]], list[list[float]], StepPlan]:
@@ -64,14 +68,14 @@ def run(state: StateSlots, *segments: Segment) -> tuple[list[list[float]], list[
     step = plan(state, *segments)
     codes = step.token_ids[:, None].to(torch.float64)
     encoder = seen(state.encoder, codes, step.encoder.window_index)
-    state.encoder.commit(0, codes, step.encoder.window_write)
+    commit(state.encoder.layers[0], codes, step.encoder.window_write)
     decoder: list[list[float]] = []
     if step.decoder is not None:
         kept = codes if step.decoder_rows is None else codes[step.decoder_rows]
         decoder = seen(state.decoder, kept, step.decoder.window_index)
-        state.decoder.commit(0, kept, step.decoder.window_write)
-    pairs = codes[:, None].expand(-1, 2, -1)
-    buffer = state.pairs.stage(0, pairs)
+        commit(state.decoder.layers[0], kept, step.decoder.window_write)
+    pairs = codes[:, None].expand(-1, 2, -1).contiguous()
+    buffer = torch.cat([state.pairs.places(0), pairs])
     for ratio, entry in step.entries.items():
         members = codes[entry.members] if ratio == 1 else buffer[entry.members][:, :, 0]
         slots = (members[0, :, 0] // 10_000).to(torch.int64)
@@ -79,7 +83,7 @@ def run(state: StateSlots, *segments: Segment) -> tuple[list[list[float]], list[
             assert torch.equal(members[j, :, 0] % 5_000, (entry.positions + j).to(torch.float64))
         assert torch.equal(entry.blocks, 1 + slots * 8 + entry.positions // 128)
         assert torch.equal(entry.entries, entry.positions % 128 // ratio)
-    state.pairs.commit(0, pairs, step.pair_write)
+    commit(state.pairs.places(0), pairs, step.pair_write)
     return encoder, decoder, step
 
 

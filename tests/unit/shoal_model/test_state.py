@@ -24,7 +24,6 @@ def make_state() -> StateSlots:
         backtrack=6,
         head_dim=DIM,
         window_format=FORMAT,
-        dtype=torch.float32,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +81,78 @@ def gather(table: EngramTable, rows: Tensor, *, precision: Precision, backend: s
     check_index("rows", rows, -1, table.data.shape[0])
     result: Tensor = resolve("engram_gather", rows.device.type, precision, backend)(table, rows, precision)
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Table rows on their way to a device. Build it with `prefetch`, take it once with `take`.
+
+    On the host nothing travels: then it holds the table and the row numbers.
+    """
+
+    table: EngramTable
+    rows: Tensor
+    data: Tensor | None = None  # uint8 [R * columns, head_dim] on the device
+    scales: Tensor | None = None  # uint8 [R * columns, head_dim / 32] on the device
+    arrival: torch.cuda.Event | None = None
+
+
+def prefetch(table: EngramTable, rows: Tensor, device: torch.device | str) -> Fetched:
+    """Start to bring table rows to a device, so that they are there when their layer asks; rows follow from token ids.
+
+    The table stays in host memory, usually mapped. The wanted bytes alone are gathered into page-locked memory and
+    copied by a stream of their own.
+
+    rows     int64 [R, columns] in host memory; -1 gives zeros
+    device   where they go; "cpu" keeps them for `take`
+    raises   ValueError for shape, dtype or a row outside the table
+    """
+    check_rows("rows", rows, None, None, dtype=torch.int64)
+    check_index("rows", rows, -1, table.data.shape[0])
+    target = torch.device(device)
+    if target.type == "cpu":
+        return Fetched(table, rows)
+    if rows.device.type != "cpu":
+        raise ValueError("rows must be in host memory")
+    flat = rows.flatten()
+    staged = [gathered_bytes(part, flat, is_pinned=True) for part in (table.data, table.scales)]
+    stream = _copy_stream(target)
+    with torch.cuda.stream(stream):
+        data, scales = (part.to(target, non_blocking=True) for part in staged)
+        arrival = torch.cuda.Event()
+        arrival.record(stream)
+    return Fetched(table, rows, data, scales, arrival)
+
+
+def gathered_bytes(part: Tensor, rows: Tensor, *, is_pinned: bool = False) -> Tensor:
+    """Rows of a table's bytes, uint8 [n, units]; zeros, which stand for zeros, where `rows` int64 [n] is -1."""
+    out = torch.empty(rows.shape[0], part.shape[1], dtype=torch.uint8, device=part.device, pin_memory=is_pinned)
+    torch.index_select(part, 0, rows.clamp_min(0), out=out)
+    out[rows < 0] = 0
+    return out
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def take(fetched: Fetched, *, precision: Precision, backend: str | None = None) -> Tensor:
+    """Values of prefetched rows: what `gather` gives for them. The stream, not the host, waits for their arrival.
+
+    returns  [R, columns * head_dim] in the precision's dtype
+    """
+    data, scales, arrival = fetched.data, fetched.scales, fetched.arrival
+    if data is None or scales is None or arrival is None:
+        return gather(fetched.table, fetched.rows, precision=precision, backend=backend)
+    stream = torch.cuda.current_stream(data.device)
+    stream.wait_event(arrival)
+    # The allocator must not hand their memory to the copying stream while this one still reads.
+    data.record_stream(stream)
+    scales.record_stream(stream)
+    arrived = EngramTable(data, scales)
+    rows = torch.arange(data.shape[0], device=data.device).view(fetched.rows.shape)
+    return gather(arrived, rows, precision=precision, backend=backend)
 
 
 def gate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from shoal_kernels.formats import (
     dequantise_fp4_weight,
     dequantise_fp8_weight,
 )
+from shoal_kernels.ops.experts.packing import pack_fp4, pack_fp8
 from shoal_kernels.precision import Precision
 from shoal_kernels.registry import resolve
 
@@ -31,11 +32,10 @@ class ExpertWeights:
     gate_up  float32 [E, D, 2*I], contiguous: w1 (gate) then w3 (up), transposed from the stored [I, D] each
     down     float32 [E, I, D], contiguous: w2, transposed from the stored [D, I]
 
-    Bytes (`keep_bytes`), as stored, w1 above w3:
-    FP4      gate_up uint8 [E, 2*I, D/2], gate_up_scale uint8 [E, 2*I, D/32]; down uint8 [E, D, I/2], down_scale
-             uint8 [E, D, I/32]
-    FP8      gate_up uint8 [1, 2*I, D], gate_up_scale uint8 [1, 2*I/32, D/32]; down uint8 [1, D, I], down_scale
-             uint8 [1, D/32, I/32]
+    Bytes (`keep_bytes`), the stored bits in another order (see `packing`), w1 above w3:
+    gate_up  int32 [E, ceil(D/256), words, 2*I, 16] with gate_up_scale uint8 [E, ceil(D/256), 2*I, 8]
+    down     int32 [E, ceil(I/256), words, D, 16] with down_scale uint8 [E, ceil(I/256), D, 8]
+    words    2 for FP4 and 4 for FP8
     """
 
     gate_up: Tensor
@@ -47,23 +47,29 @@ class ExpertWeights:
     def from_fp4(
         w1: Sequence[Stored], w3: Sequence[Stored], w2: Sequence[Stored], *, keep_bytes: bool = False
     ) -> ExpertWeights:
-        """(packed FP4 [out, in/2], ue8m0 scale [out, in/32]) of every expert, in expert order."""
+        """(packed FP4 [out, in/2], ue8m0 scale [out, in/32]) of every expert, in expert order.
+
+        With `keep_bytes` the work is done where the tensors are; ValueError for a scale above 2^1.
+        """
         if keep_bytes:
             for pair in (*w1, *w3, *w2):
                 check_fp4_scale(*pair)
-            return ExpertWeights._from_bytes(w1, w3, w2)
+            return ExpertWeights._from_bytes(w1, w3, w2, pack_fp4)
         prepared = [[dequantise_fp4_weight(*pair) for pair in part] for part in (w1, w3, w2)]
         return ExpertWeights._from_values(*prepared)
 
     @staticmethod
     def from_fp8(w1: Stored, w3: Stored, w2: Stored, *, keep_bytes: bool = False) -> ExpertWeights:
-        """(e4m3 [out, in], ue8m0 scale per 32x32 block) of the shared expert."""
+        """(e4m3 [out, in], ue8m0 scale per 32x32 block) of the shared expert.
+
+        ValueError with `keep_bytes` for a scale above 2^7.
+        """
         if keep_bytes:
             for pair in (w1, w3, w2):
                 check_fp8_scale(*pair)
             if w1[0].shape[0] % WEIGHT_BLOCK:
                 raise ValueError(f"the inner width must be a multiple of {WEIGHT_BLOCK}, got {w1[0].shape[0]}")
-            return ExpertWeights._from_bytes([w1], [w3], [w2])
+            return ExpertWeights._from_bytes([w1], [w3], [w2], pack_fp8)
         return ExpertWeights._from_values(*([dequantise_fp8_weight(*pair)] for pair in (w1, w3, w2)))
 
     @staticmethod
@@ -73,15 +79,22 @@ class ExpertWeights:
         return ExpertWeights(gate_up, torch.stack([down.t() for down in w2]).contiguous())
 
     @staticmethod
-    def _from_bytes(w1: Sequence[Stored], w3: Sequence[Stored], w2: Sequence[Stored]) -> ExpertWeights:
+    def _from_bytes(
+        w1: Sequence[Stored],
+        w3: Sequence[Stored],
+        w2: Sequence[Stored],
+        pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> ExpertWeights:
         _check_counts(w1, w3, w2)
-        pairs = list(zip(w1, w3, strict=True))
-        data, scale = (
-            torch.stack([torch.cat((gate[i].view(torch.uint8), up[i].view(torch.uint8))) for gate, up in pairs])
-            for i in (0, 1)
+        gate_up = [
+            pack(*(torch.cat([part.view(torch.uint8) for part in parts]) for parts in zip(gate, up, strict=True)))
+            for gate, up in zip(w1, w3, strict=True)
+        ]
+        down = [pack(data.view(torch.uint8), scale.view(torch.uint8)) for data, scale in w2]
+        (words, scales), (down_words, down_scales) = (
+            [torch.stack(parts) for parts in zip(*side, strict=True)] for side in (gate_up, down)
         )
-        down, down_scale = (torch.stack([pair[i].view(torch.uint8) for pair in w2]) for i in (0, 1))
-        return ExpertWeights(data, down, scale, down_scale)
+        return ExpertWeights(words, down_words, scales, down_scales)
 
     @property
     def num_experts(self) -> int:
@@ -96,7 +109,12 @@ class ExpertWeights:
     @property
     def dim(self) -> int:
         """D: size of an input and an output row."""
-        return self.down.shape[1] if self.keeps_bytes else self.down.shape[2]
+        return self.down.shape[3] if self.keeps_bytes else self.down.shape[2]
+
+    @property
+    def inner(self) -> int:
+        """I: size of the activation between the two linears."""
+        return self.gate_up.shape[3 if self.keeps_bytes else 2] // 2
 
 
 def experts(

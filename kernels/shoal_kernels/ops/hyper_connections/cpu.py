@@ -12,6 +12,7 @@ from shoal_kernels.arith_nb import TWO, bf16, exp, power_of_two, rsqrt, sigmoid,
 from shoal_kernels.gemm_nb import gemm
 from shoal_kernels.jit import inline, kernel
 from shoal_kernels.norm_rope_nb import mean_square, norm_row
+from shoal_kernels.ops.cast.cpu import cast_q8
 from shoal_kernels.precision import Precision
 from shoal_kernels.threads import for_row_ranges
 
@@ -192,3 +193,29 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor, precision: Pr
         out.numpy(),
     )
     return out
+
+
+def collapse_norm_cast(
+    streams: Tensor, pre: Tensor, weight: Tensor, eps: float, precision: Precision
+) -> tuple[Tensor, Tensor]:
+    """streams [R, N, D], pre [R, N], weight [D] -> [R, D] and its Q8 values."""
+    normed = collapse_norm(streams, pre, weight, eps, precision)
+    return normed, cast_q8(normed) if precision.cast_activations else normed
+
+
+def expand_norm(
+    y: Tensor,
+    streams: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    pre: Tensor,
+    weight: Tensor,
+    eps: float,
+    cast: bool,
+    precision: Precision,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """expand, then collapse_norm or collapse_norm_cast of the new streams."""
+    after = expand(y, streams, post, comb, precision)
+    if not cast:
+        return after, collapse_norm(after, pre, weight, eps, precision), None
+    return after, *collapse_norm_cast(after, pre, weight, eps, precision)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from shoal_kernels import arith
+from shoal_kernels.ops.cast.reference import cast_q8
 from shoal_kernels.ops.norm_rope.reference import rms_norm
 from shoal_kernels.precision import Precision
 
@@ -54,3 +55,29 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor, precision: Pr
     for j in range(streams.shape[1]):
         total = total + comb[:, j, :, None] * streams[:, j, None, :]
     return precision.bf16(total)
+
+
+def collapse_norm_cast(
+    streams: Tensor, pre: Tensor, weight: Tensor, eps: float, precision: Precision
+) -> tuple[Tensor, Tensor]:
+    """streams [R, N, D], pre [R, N], weight [D] -> [R, D] and its Q8 values."""
+    normed = collapse_norm(streams, pre, weight, eps, precision)
+    return normed, cast_q8(normed) if precision.cast_activations else normed
+
+
+def expand_norm(
+    y: Tensor,
+    streams: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    pre: Tensor,
+    weight: Tensor,
+    eps: float,
+    cast: bool,
+    precision: Precision,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """expand, then collapse_norm or collapse_norm_cast of the new streams."""
+    after = expand(y, streams, post, comb, precision)
+    if not cast:
+        return after, collapse_norm(after, pre, weight, eps, precision), None
+    return after, *collapse_norm_cast(after, pre, weight, eps, precision)

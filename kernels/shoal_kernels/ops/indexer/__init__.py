@@ -33,9 +33,12 @@ def scores(
     block_table  int32 [S, max_blocks]: block ids of each sequence in position order; unused tail entries: any id or -1
     row_seq      int32 [R]: row of block_table
     n_vis        int64 [R]: visible entries 0 .. n_vis - 1
-    returns      [R, max(n_vis)] in the precision's dtype; -inf at and beyond n_vis
+    returns      [R, max(n_vis)] in the precision's dtype; -inf at and beyond n_vis. In SERVED_BF16, which reads nothing
+                 back from an accelerator, [R, entries that the block table can hold]
     raises       ValueError for shape, dtype, a block table too short for n_vis, a sequence or a block that is not there
-    exact        all implementations agree bit for bit; a row depends on its own query and visible keys only
+    exact        all implementations on a host agree bit for bit; those on an accelerator sum in another fixed order
+                 and are within 2^-7 of a row's sum over heads of |w * relu|; a row depends on its own query and
+                 visible keys only
     source       specification of the model, section 7.4
     """
     _check(query, weights, keys, block_table, row_seq, n_vis, precision)
@@ -65,7 +68,8 @@ def select(
     candidates  int32 [R, C] ids of entry blocks of `candidate_block_size`, ascending, -1 padded at the end: only
                 entries inside them are scored; None: all visible entries
     returns     int32 [R, k] entry ids ascending, -1 padded at the end
-    exact       all implementations agree; scratch memory is bounded by a tile of rows times the longest n_vis
+    exact       the choice is exact on the scores of the backend, so all on a host agree; scratch memory is bounded by a
+                tile of rows times the longest n_vis
     """
     _check(query, weights, keys, block_table, row_seq, n_vis, precision)
     check_range("k", k, 1, 1 << 30)
@@ -157,5 +161,6 @@ def _check(
     check_rows("n_vis", n_vis, rows, dtype=torch.int64)
     check_index("row_seq", row_seq, 0, block_table.shape[0])
     check_index("block_table", block_table, -1, keys.storage.shape[0])
-    if rows and int(n_vis.max()) > block_table.shape[1] * keys.entries_per_block:
+    # As with indices, an accelerator is not asked: its kernels clamp n_vis to the block table.
+    if n_vis.device.type == "cpu" and rows and int(n_vis.max()) > block_table.shape[1] * keys.entries_per_block:
         raise ValueError(f"n_vis {int(n_vis.max())} exceeds the block table of {block_table.shape[1]} blocks")

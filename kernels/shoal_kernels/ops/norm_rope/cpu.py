@@ -43,7 +43,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Ten
     return out
 
 
-def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, precision: Precision) -> Tensor:
+def rope(
+    x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, precision: Precision, in_place: bool = False
+) -> Tensor:
     """x [R, H, d], cos_sin [length, 2F] -> [R, H, d]."""
     out = torch.empty(x.shape)
     _rope(x.contiguous().numpy(), positions.contiguous().numpy(), cos_sin.numpy(), inverse, out.numpy())

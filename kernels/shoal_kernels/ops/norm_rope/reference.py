@@ -1,4 +1,4 @@
-"""Plain torch RMS norm and rotary embedding."""
+"""Plain torch RMS norm and rotary embedding; what is fused on accelerators, put together from the host's operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from shoal_kernels import arith
+from shoal_kernels.ops.cast import cast_q4ue, cast_q8
 from shoal_kernels.precision import Precision
+from shoal_kernels.registry import resolve
+from shoal_kernels.row_formats import window_format
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Tensor:
@@ -15,7 +18,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Ten
     return precision.bf16((x * arith.rsqrt(mean + eps)[:, None]) * weight)
 
 
-def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, precision: Precision) -> Tensor:
+def rope(
+    x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, precision: Precision, in_place: bool = False
+) -> Tensor:
     """x [R, H, d], cos_sin [length, 2F] -> [R, H, d]."""
     frequencies = cos_sin.shape[1] // 2
     angles = cos_sin[positions][:, None, :]  # [R, 1, 2F]
@@ -34,3 +39,31 @@ def rms_norm_rope(
     """x [R, D], weight [D], cos_sin [length, 2F] -> [R, D]."""
     normed = rms_norm(x, weight, eps, precision)
     return rope(normed[:, None], positions, cos_sin, False, precision)[:, 0]
+
+
+def rms_norm_cast(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Tensor:
+    """x [R, D], weight [D] -> [R, D]."""
+    normed: Tensor = resolve("rms_norm", x.device.type, precision)(x, weight, eps, precision)
+    return cast_q8(normed, precision=precision)
+
+
+def rope_cast(x: Tensor, positions: Tensor, cos_sin: Tensor, precision: Precision) -> Tensor:
+    """x [R, H, d], cos_sin [length, 2F] -> [R, H, d]."""
+    rotated: Tensor = resolve("rope", x.device.type, precision)(x, positions, cos_sin, False, precision)
+    return cast_q4ue(rotated, precision=precision)
+
+
+def window_rows(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    out: Tensor | None,
+    precision: Precision,
+) -> Tensor:
+    """x [R, D], weight [D], cos_sin [length, 2F] -> values [R, D]."""
+    rotated: Tensor = resolve("rms_norm_rope", x.device.type, precision)(x, weight, eps, positions, cos_sin, precision)
+    record = window_format(x.shape[1], precision)
+    rows = record.decode(record.encode(rotated))
+    return rows if out is None else out.copy_(rows)

@@ -35,14 +35,37 @@ class RopeTable:
         return self.frequencies.shape[0]
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Table [length, 2F] (cos, then sin) that covers `positions`, on their device. ValueError outside the range."""
+        """Table [length, 2F] (cos, then sin) that covers `positions`, on their device.
+
+        Host positions are looked at, and the table grows for them. On an accelerator a look would stall the step: there
+        the table is what `cover` has made of it.
+        raises  ValueError for a host position outside the range; RuntimeError where a device was never covered
+        """
+        device = positions.device
+        if device.type != "cpu":
+            covered = self._tables.get((dtype, device))
+            if covered is None:
+                raise RuntimeError(f"no position is covered on {device} in {dtype}: call RopeTable.cover first")
+            return covered
         lowest, highest = (int(positions.min()), int(positions.max())) if positions.numel() else (0, 0)
         if lowest < 0 or highest >= self.max_positions:
             raise ValueError(f"positions must be in [0, {self.max_positions}), got {lowest} .. {highest}")
-        key = (dtype, positions.device)
-        table = self._tables.get(key)
+        return self._covering(highest, dtype, device)
+
+    def cover(self, highest: int, device: torch.device | str, dtype: torch.dtype = torch.float32) -> None:
+        """Make the table of a device reach position `highest`, so that `cos_sin` has it there without a look.
+
+        A step calls it with the highest of its positions before its first kernel. ValueError outside the range.
+        """
+        if not 0 <= highest < self.max_positions:
+            raise ValueError(f"highest must be in [0, {self.max_positions}), got {highest}")
+        # A tensor's device always has its index.
+        self._covering(highest, dtype, torch.empty(0, device=device).device)
+
+    def _covering(self, highest: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        table = self._tables.get((dtype, device))
         if table is None or table.shape[0] <= highest:
-            table = self._tables[key] = self._grow(table, highest, dtype).to(positions.device)
+            table = self._tables[(dtype, device)] = self._grow(table, highest, dtype).to(device)
         return table
 
     def _grow(self, table: Tensor | None, highest: int, dtype: torch.dtype) -> Tensor:

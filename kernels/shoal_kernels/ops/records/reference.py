@@ -35,3 +35,8 @@ def decode_records(records: Tensor, kind: RecordKind, dim: int) -> Tensor:
 def write_records(rows: PagedRows, block_ids: Tensor, slots: Tensor, values: Tensor) -> None:
     """values [n, dim] into the places (block_ids [n], slots [n])."""
     rows.write_bytes(block_ids, slots, encode_records(values, rows.format.kind))
+
+
+def copy_rows(target: Tensor, targets: Tensor, source: Tensor, sources: Tensor) -> None:
+    """target[targets[i]] = source[sources[i]]."""
+    target.index_copy_(0, targets, source.index_select(0, sources))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal_kernels import arith
 from shoal_kernels.checks import check_rows
 from shoal_kernels.ops.sampling.noise import choice_seed, gumbel, philox4x32
-from shoal_kernels.precision import SERVED
+from shoal_kernels.ops.sampling.reference import LARGEST_FACTOR
+from shoal_kernels.precision import SERVED, SERVED_BF16, Precision
 from shoal_kernels.registry import resolve
 
 __all__ = [
@@ -20,15 +20,13 @@ __all__ = [
     "choice_seed",
     "coupled_argmax",
     "gumbel",
+    "inverse_temperatures",
     "logprobs",
     "philox4x32",
     "process_logits",
 ]
 
 GREEDY_BELOW = 1e-5
-_LARGEST_FACTOR = 1e30
-"""Temperature and repetition penalty count as at most this, the penalty as at least its inverse: float32 holds both, so
-that no product with a logit, or with the -inf of a masked one, is NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +74,11 @@ class RowSampling:
         penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         return self.bias_ids is not None or self.allowed is not None or penalised
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the temperature is all there is: such a row needs no logits, see `ops.lm_head`."""
+        return not self.is_edited and not self.is_filtered
+
 
 def process_logits(logits: Tensor, rows: Sequence[RowSampling], *, backend: str | None = None) -> Tensor:
     """Logits of the distribution that is sampled: bias, penalties, mask, temperature, then top-p, top-k and min-p.
@@ -94,28 +97,31 @@ def process_logits(logits: Tensor, rows: Sequence[RowSampling], *, backend: str 
     check_rows("logits", logits, len(rows), None, dtype=torch.float32)
     for row in rows:
         _check_row(row, logits.shape[1])
-    z = logits
-    edited = [index for index, row in enumerate(rows) if row.is_edited]
-    heated = [index for index, row in enumerate(rows) if not row.is_greedy and row.temperature != 1.0]
+    changed = [row.is_edited or (not row.is_greedy and row.temperature != 1.0) for row in rows]
     filtered = [index for index, row in enumerate(rows) if row.is_filtered]
-    if edited or heated or filtered:
-        z = logits.clone()
-    for index in edited:
-        _edit(z[index], rows[index])
-    if heated:
-        # 1/T in float32, so that plain decode, draft and verify multiply by the same number.
-        temperatures = [min(rows[index].temperature, _LARGEST_FACTOR) for index in heated]
-        inverse = 1.0 / torch.tensor(temperatures, dtype=torch.float32)
-        z[heated] = z[heated] * inverse.to(z.device)[:, None]
+    if not any(changed) and not filtered:
+        return logits
+    device, precision = logits.device.type, _numerics(logits, backend)
+    z: Tensor = resolve("edit_logits", device, precision, backend)(logits, rows, inverse_temperatures(rows))
     if filtered:
-        kept = resolve("filter_logits", logits.device.type, SERVED, backend)(
-            z[filtered],
+        at = torch.tensor(filtered).to(z.device, non_blocking=True)
+        kept = resolve("filter_logits", device, precision, backend)(
+            z.index_select(0, at),
             [rows[index].top_p for index in filtered],
             [rows[index].top_k for index in filtered],
             [rows[index].min_p for index in filtered],
         )
-        z[filtered] = kept
+        z.index_copy_(0, at, kept)
     return z
+
+
+def inverse_temperatures(rows: Sequence[RowSampling]) -> Tensor:
+    """float32 [R] in host memory: what a row's logits are multiplied by, 1 where it is greedy.
+
+    1/T is taken in float32, so that plain decode, draft and verify multiply by the same number.
+    """
+    temperatures = [1.0 if row.is_greedy else min(row.temperature, LARGEST_FACTOR) for row in rows]
+    return 1.0 / torch.tensor(temperatures, dtype=torch.float32)
 
 
 def coupled_argmax(
@@ -136,18 +142,24 @@ def coupled_argmax(
     check_rows("seeds", seeds, rows, dtype=torch.int64)
     check_rows("positions", positions, rows, dtype=torch.int64)
     check_rows("is_greedy", is_greedy, rows, dtype=torch.bool)
-    result: Tensor = resolve("coupled_argmax", z.device.type, SERVED, backend)(z, seeds, positions, is_greedy)
+    kernel = resolve("coupled_argmax", z.device.type, _numerics(z, backend), backend)
+    result: Tensor = kernel(z, seeds, positions, is_greedy)
     return result
 
 
-def logprobs(z: Tensor) -> Tensor:
+def logprobs(z: Tensor, *, backend: str | None = None) -> Tensor:
     """Log-softmax of processed logits: float32 [R, V] -> float32 [R, V], -inf stays -inf.
 
     Fixed-order arithmetic, so the bits depend on the row alone. A row at temperature 0 gives the model's distribution.
     """
     check_rows("z", z, None, None, dtype=torch.float32)
-    shifted = z - z.amax(-1, keepdim=True)
-    return shifted - arith.log(arith.tree_sum(arith.exp(shifted)))[:, None]
+    result: Tensor = resolve("logprobs", z.device.type, _numerics(z, backend), backend)(z)
+    return result
+
+
+def _numerics(z: Tensor, backend: str | None) -> Precision:
+    """Logits are float32 in all precisions; this one names where the kernels run."""
+    return SERVED if z.device.type == "cpu" and backend in (None, "cpu", "reference") else SERVED_BF16
 
 
 def _check_row(row: RowSampling, vocab: int) -> None:
@@ -166,26 +178,3 @@ def _check_row(row: RowSampling, vocab: int) -> None:
     ):
         if tensor is not None and tensor.shape != (vocab,):
             raise ValueError(f"{name} must be [{vocab}], got {list(tensor.shape)}")
-
-
-def _edit(z: Tensor, row: RowSampling) -> None:
-    """Apply bias, penalties and mask to one row in place."""
-    if row.bias_ids is not None and row.bias is not None:
-        z[row.bias_ids] += row.bias
-    counts = row.output_counts
-    if row.repetition_penalty != 1.0 and (counts is not None or row.prompt_seen is not None):
-        seen = torch.zeros_like(z, dtype=torch.bool)
-        if counts is not None:
-            seen |= counts > 0
-        if row.prompt_seen is not None:
-            seen |= row.prompt_seen
-        factor = min(max(row.repetition_penalty, 1.0 / _LARGEST_FACTOR), _LARGEST_FACTOR)
-        penalty = torch.tensor(factor, dtype=torch.float32, device=z.device)
-        z.copy_(torch.where(seen, torch.where(z > 0.0, z / penalty, z * penalty), z))
-    if counts is not None:
-        if row.frequency_penalty != 0.0:
-            z -= counts.to(torch.float32) * row.frequency_penalty
-        if row.presence_penalty != 0.0:
-            z -= (counts > 0).to(torch.float32) * row.presence_penalty
-    if row.allowed is not None:
-        z.masked_fill_(~row.allowed, -torch.inf)

@@ -26,6 +26,7 @@ def sparse_attention(
     block_table: Tensor | None = None,
     row_seq: Tensor | None = None,
     topk: Tensor | None = None,
+    cast_out: bool = False,
     precision: Precision,
     backend: str | None = None,
 ) -> Tensor:
@@ -36,15 +37,20 @@ def sparse_attention(
     over the list, m is the largest of all s_t and the sink.
 
     query         [R, H, d] in the precision's dtype
-    window        [B, d] values, or uint8 [B, units] records of window_format(d), shared by the rows
+    window        [B, d] values, or uint8 [B, units] records of window_format(d), shared by the rows; records where the
+                  precision keeps bytes
     window_index  int32 [R, W]: rows of `window` in position order, -1 padded at the end
     sink          float32 [H]
     positions     int64 [R], for the inverse rotation with `table`
     entries, block_table int32 [S, max_blocks], row_seq int32 [R], topk int32 [R, K] (entry ids ascending, -1 padded at
                   the end): the compressed entries; all four or none
+    cast_out      Q8 the output (`cast_q8`): the operand of the linear that follows
     returns       [R, H, d]; zeros for a row with an empty list
     raises        ValueError for shape, dtype, an index outside what it points into
-    exact         all implementations agree bit for bit; a row depends on its own query and key list only
+    exact         a row depends on its own query and key list only; all implementations on the host agree bit for bit.
+                  An accelerator cuts the list into tiles of fixed size, from the start of each of its two parts, rounds
+                  weights to bfloat16 and adds in another fixed order: relative error against the host below 1e-2 of
+                  the norm of a row's head, before the cast
     source        specification of the model, section 7.5
     """
     rows, heads, dim = query.shape
@@ -52,16 +58,19 @@ def sparse_attention(
     check_rows("window_index", window_index, rows, None, dtype=torch.int32)
     check_rows("sink", sink, heads, dtype=torch.float32)
     check_rows("positions", positions, rows, dtype=torch.int64)
-    if window.dtype == torch.uint8 and precision.cast_cache:
-        window = window_format(dim, precision).decode(window)
-    check_values("window", window, None, dim, precision=precision)
+    if precision.keeps_bytes:
+        check_rows("window", window, None, window_format(dim, precision).units, dtype=torch.uint8)
+    else:
+        if window.dtype == torch.uint8 and precision.cast_cache:
+            window = window_format(dim, precision).decode(window)
+        check_values("window", window, None, dim, precision=precision)
     check_index("window_index", window_index, -1, window.shape[0])
     if entries is not None:
         _check_entries(entries, block_table, row_seq, topk, rows, dim)
-    cos_sin = table.cos_sin(positions, precision.dtype)
-    result: Tensor = resolve("sparse_attention", query.device.type, precision, backend)(
-        query, window, window_index, sink, scale, positions, cos_sin, entries, block_table, row_seq, topk, precision
-    )
+    cos_sin = table.cos_sin(positions, precision.wide)
+    attend = resolve("sparse_attention", query.device.type, precision, backend)
+    arguments = query, window, window_index, sink, scale, positions, cos_sin, entries, block_table, row_seq, topk
+    result: Tensor = attend(*arguments, precision, cast_out)
     return result
 
 

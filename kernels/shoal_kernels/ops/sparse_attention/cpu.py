@@ -12,6 +12,7 @@ from shoal_kernels.arith_nb import bf16, exp, power_of_two, tree_sum
 from shoal_kernels.gemm_nb import gemm, transpose
 from shoal_kernels.jit import kernel
 from shoal_kernels.norm_rope_nb import rotate
+from shoal_kernels.ops.cast import cast_q8
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
 from shoal_kernels.records_nb import decode_main, find_record
@@ -94,6 +95,7 @@ def sparse_attention(
     row_seq: Tensor | None,
     topk: Tensor | None,
     precision: Precision,
+    cast_out: bool,
 ) -> Tensor:
     """query [R, H, d] -> [R, H, d]."""
     rows = query.shape[0]
@@ -133,4 +135,4 @@ def sparse_attention(
         )
 
     for_row_ranges(rows, body, _ROWS_PER_THREAD)
-    return out
+    return cast_q8(out, precision=precision) if cast_out else out

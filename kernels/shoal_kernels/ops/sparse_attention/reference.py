@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal_kernels import arith
+from shoal_kernels.ops.cast import cast_q8
 from shoal_kernels.ops.norm_rope.reference import rope
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
@@ -24,6 +25,7 @@ def sparse_attention(
     row_seq: Tensor | None,
     topk: Tensor | None,
     precision: Precision,
+    cast_out: bool,
 ) -> Tensor:
     """query [R, H, d] -> [R, H, d]."""
     valid = window_index >= 0
@@ -49,7 +51,8 @@ def sparse_attention(
     terms = torch.where(valid[:, None, :], arith.exp(scores - bound[..., None]), 0.0)
     total = arith.matmul(terms, keys[:, None])  # [R, H, d]
     out = total / (arith.tree_sum(terms) + arith.exp(sink - bound))[..., None]
-    return rope(precision.bf16(out), positions, cos_sin, True, precision)
+    out = rope(precision.bf16(out), positions, cos_sin, True, precision)
+    return cast_q8(out, precision=precision) if cast_out else out
 
 
 def _gather(window: Tensor, index: Tensor, valid: Tensor) -> Tensor:

@@ -1,0 +1,122 @@
+"""CUDA pieces of the TileLang linear: what its language has no words for."""
+
+SOURCE = r"""
+// Two e4m3 bytes -> two bfloat16, times `factor` (a bfloat16 twice: 2^120 times the scale of the block). The seven bits
+// of the magnitude lie over the lowest exponent bits and the highest mantissa bits: that is the value times 2^-120,
+// subnormals included, and the product is exact.
+__device__ __forceinline__ unsigned shoal_decode_pair(unsigned short pair, unsigned factor) {
+  const unsigned spread = __byte_perm(pair, 0, 0x1404);
+  const unsigned bits = ((spread & 0x7f007f00u) >> 4) | (spread & 0x80008000u);
+  unsigned value;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(value) : "r"(bits), "r"(factor));
+  return value;
+}
+
+// A warpgroup's e4m3 tile [64, STEP] in shared memory, swizzled as the copy engine wrote it, to the registers of the
+// A operand of wgmma: per 16 of K rows g and g + 8, columns 2q, 2q + 1 and 2q + 8, 2q + 9 for lane 4g + q.
+// factors: one per 32 of K.
+template <int STEP>
+__device__ __forceinline__ void shoal_dequantise(const unsigned char* tile, const unsigned* factors, void* fragment) {
+  unsigned* registers = reinterpret_cast<unsigned*>(fragment);
+  const int lane = threadIdx.x & 31, row = ((threadIdx.x >> 5) & 3) * 16 + lane / 4;
+  const int phase = STEP == 64 ? (row >> 1) & 3 : row & 7;
+  const int base = row * STEP + phase * 16 + (lane & 3) * 2;
+#pragma unroll
+  for (int chunk = 0; chunk < STEP / 16; ++chunk) {
+    const unsigned char* place = tile + (base ^ (chunk * 16));
+    const unsigned factor = factors[chunk / 2];
+#pragma unroll
+    for (int part = 0; part < 4; ++part)
+      registers[chunk * 4 + part] = shoal_decode_pair(
+          *reinterpret_cast<const unsigned short*>(place + (part & 1) * 8 * STEP + (part >> 1) * 8), factor);
+  }
+}
+
+// The scales of 4 block rows from `row` on and `count` block columns from `first` on, as factors of shoal_decode_pair.
+__device__ __forceinline__ void shoal_factors(const unsigned char* scale, unsigned* factors, int pitch, int row,
+                                              int rows, int first, int count, int columns, int threads) {
+  for (int index = threadIdx.x; index < 4 * count; index += threads) {
+    const int block_row = min(row + index / count, rows - 1), column = min(first + index % count, columns - 1);
+    const unsigned exponent = unsigned(scale[block_row * columns + column]) + 120u;
+    factors[index / count * pitch + index % count] = exponent * 0x00010001u << 7;
+  }
+}
+
+// Sums of a warpgroup [64 outputs, ROWS rows], as wgmma leaves them, to bfloat16 [ROWS, 64] in shared memory with the
+// 128-byte swizzle of the copy engine.
+template <int ROWS>
+__device__ __forceinline__ void shoal_store_transposed(const float* sums, int part, void* tile) {
+  unsigned base = static_cast<unsigned>(__cvta_generic_to_shared(tile));
+  const int lane = threadIdx.x & 31, chunk = ((threadIdx.x >> 5) & 3) * 2 + ((lane >> 3) & 1);
+  base += ((lane >> 4) * 8 + (lane & 7)) * 128 + ((chunk ^ (lane & 7)) * 16);
+#pragma unroll
+  for (int row = 0; row < ROWS; row += 16) {
+    const float* s = sums + (part * ROWS + row) / 2;
+    unsigned packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed[i]) : "f"(s[2 * i + 1]), "f"(s[2 * i]));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(base + row * 128),
+                 "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
+                 : "memory");
+  }
+}
+
+// Where the A operand cannot come from registers (SM100): 128 threads write a tile [128, STEP] of e4m3 as bfloat16,
+// both swizzled as the copy engine swizzles their rows. A thread has one row of the tile.
+template <int STEP>
+__device__ __forceinline__ void shoal_dequantise_tile(const unsigned char* tile, const unsigned* factors, int pitch,
+                                                      void* out) {
+  static_assert(STEP == 64, "one row is 64 bytes of e4m3 and 128 of bfloat16");
+  const int row = threadIdx.x & 127;
+#pragma unroll
+  for (int chunk = 0; chunk < 4; ++chunk) {
+    const uint4 stored = *reinterpret_cast<const uint4*>(tile + row * 64 + ((chunk ^ ((row >> 1) & 3)) * 16));
+    const unsigned words[4] = {stored.x, stored.y, stored.z, stored.w};
+    const unsigned factor = factors[row / 32 * pitch + chunk / 2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint4 values;
+      values.x = shoal_decode_pair(words[half * 2] & 0xffff, factor);
+      values.y = shoal_decode_pair(words[half * 2] >> 16, factor);
+      values.z = shoal_decode_pair(words[half * 2 + 1] & 0xffff, factor);
+      values.w = shoal_decode_pair(words[half * 2 + 1] >> 16, factor);
+      const int place = row * 128 + (((chunk * 2 + half) ^ (row & 7)) * 16);
+      *reinterpret_cast<uint4*>(static_cast<char*>(out) + place) = values;
+    }
+  }
+}
+
+// The blocks of a cluster hold the partial sums of one tile, a segment each, as float32 [ROWS, PITCH] in shared memory:
+// each adds every BLOCKS-th row of all of them, in the order of the segments, and writes it out.
+template <int ROWS, int PITCH, int BLOCKS, typename Value>
+__device__ __forceinline__ void shoal_add_segments(const float* partial, Value* out, int row, int rows, int column,
+                                                   int width, int rank, int threads) {
+  const unsigned own = static_cast<unsigned>(__cvta_generic_to_shared(partial));
+  for (int index = threadIdx.x; index < (ROWS + BLOCKS - 1) / BLOCKS * 32; index += threads) {
+    const int r = index / 32 * BLOCKS + rank, n = index % 32 * 4;
+    if (r >= ROWS || row + r >= rows || column + n >= width) continue;
+    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+      unsigned place;
+      float4 part;
+      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(own + (r * PITCH + n) * 4), "r"(block));
+      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(part.x), "=f"(part.y), "=f"(part.z), "=f"(part.w)
+                   : "r"(place)
+                   : "memory");
+      total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+    }
+    Value* target = out + static_cast<long long>(row + r) * width + column + n;
+    if constexpr (sizeof(Value) == 4) {
+      *reinterpret_cast<float4*>(target) = total;
+    } else {
+      uint2 packed;
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed.x) : "f"(total.y), "f"(total.x));
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed.y) : "f"(total.w), "f"(total.z));
+      *reinterpret_cast<uint2*>(target) = packed;
+    }
+  }
+}
+"""

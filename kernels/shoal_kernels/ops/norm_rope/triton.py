@@ -1,0 +1,212 @@
+# mypy: ignore-errors
+"""Triton RMS norm and rotary embedding. A norm takes one row per program, whatever the number of rows."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shoal_kernels.precision import Precision
+from shoal_kernels.triton_lib import EXACT_OPTIONS, round_bf16
+from shoal_kernels.triton_rows import (
+    WINDOW,
+    aligned_rows,
+    bf16_value,
+    load_pairs,
+    norm_pairs,
+    pairs_of,
+    q4ue_value,
+    q8_value,
+    rotate_pairs,
+    rsqrt,
+    store_pairs,
+    store_record,
+)
+
+
+@triton.jit
+def _norm_part(values, factor, weight, at, DIM: tl.constexpr, SIZE: tl.constexpr, CAST: tl.constexpr):
+    normed = bf16_value((values * factor) * tl.load(weight + at, mask=at < DIM, other=0.0))
+    if CAST:
+        normed = tl.reshape(q8_value(tl.reshape(normed, [SIZE // 32, 32]), 1), [SIZE])
+    return round_bf16(normed)
+
+
+@triton.jit(do_not_specialize=["x_steps"])
+def _norm(x, x_steps, weight, eps, out, STEP: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
+          CAST: tl.constexpr):  # fmt: skip
+    # A row is HEAD values and at most TAIL more, both powers of two: 5120 is 4096 + 1024, without idle lanes.
+    row = tl.program_id(0).to(tl.int64)
+    source, target = x + row * x_steps * STEP, out + row * DIM
+    at = tl.arange(0, HEAD)
+    values = tl.load(source + at, mask=at < DIM, other=0.0).to(tl.float32)
+    total = tl.sum(values * values, 0)
+    if TAIL:
+        more_at = HEAD + tl.arange(0, TAIL)
+        more = tl.load(source + more_at, mask=more_at < DIM, other=0.0).to(tl.float32)
+        total += tl.sum(more * more, 0)
+    factor = rsqrt(tl.math.div_rn(total, DIM * 1.0) + eps)
+    tl.store(target + at, _norm_part(values, factor, weight, at, DIM, HEAD, CAST), mask=at < DIM)
+    if TAIL:
+        tl.store(target + more_at, _norm_part(more, factor, weight, more_at, DIM, TAIL, CAST), mask=more_at < DIM)
+
+
+@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["out"])
+def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.constexpr, STEP: tl.constexpr,
+               FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
+               TO_RECORD: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    even, odd = load_pairs(x + row * x_steps * STEP, DIM, PAIRS)
+    even, odd = norm_pairs(even, odd, weight, eps, DIM, PAIRS)
+    angles = cos_sin + tl.load(positions + row) * (2 * FREQUENCIES)
+    even, odd = rotate_pairs(even, odd, angles, FREQUENCIES, DIM, PAIRS)
+    target = out + row * UNITS
+    if UNITS % 16 == 0:
+        target = tl.multiple_of(target, 16)
+    if TO_RECORD:
+        store_record(even, odd, target, target + DIM, WINDOW, DIM, PAIRS)
+    else:
+        store_pairs(target, even, odd, DIM, PAIRS)
+
+
+@triton.jit
+def _rope(x, x_stride, positions, cos_sin, out, out_stride, heads, INVERSE: tl.constexpr, CAST: tl.constexpr,
+          FREQUENCIES: tl.constexpr, FIRST: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
+          HEADS: tl.constexpr):  # fmt: skip
+    # HEADS vectors of one row, their values from FIRST on.
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    i = tl.arange(0, 2 * PAIRS)[None, :] + FIRST
+    at, is_there = head * DIM + i, (head < heads) & (i < DIM)
+    values = tl.load(x + row * x_stride + at, mask=is_there, other=0.0).to(tl.float32)
+    even, odd = tl.split(tl.reshape(values, [HEADS, PAIRS, 2]))
+    pair = tl.arange(0, PAIRS) + (FIRST // 2 - (DIM // 2 - FREQUENCIES))
+    is_rotated = (pair >= 0) & (pair < FREQUENCIES)
+    angles = cos_sin + tl.load(positions + row) * (2 * FREQUENCIES) + pair
+    cos = tl.load(angles, mask=is_rotated, other=1.0)[None, :]
+    sin = tl.load(angles + FREQUENCIES, mask=is_rotated, other=0.0)[None, :]
+    if INVERSE:
+        new_even, new_odd = even * cos + odd * sin, odd * cos - even * sin
+    else:
+        new_even, new_odd = even * cos - odd * sin, even * sin + odd * cos
+    is_rotated = is_rotated[None, :]
+    even, odd = tl.where(is_rotated, new_even, even), tl.where(is_rotated, new_odd, odd)
+    values = bf16_value(tl.reshape(tl.join(even, odd), [HEADS, 2 * PAIRS]))
+    if CAST:
+        groups = tl.reshape(values, [HEADS, PAIRS // 16, 32])
+        values = tl.reshape(q4ue_value(groups, 2), [HEADS, 2 * PAIRS])
+    tl.store(out + row * out_stride + at, round_bf16(values), mask=is_there)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with the values of a row side by side; rows may be apart."""
+    return x if x.shape[0] == 0 or x[:1].is_contiguous() else x.contiguous()
+
+
+def _warps(size: int) -> int:
+    return max(1, min(8, size // 512))
+
+
+def _run_norm(x: Tensor, weight: Tensor, eps: float, cast: bool) -> Tensor:
+    (x, steps, step), (rows, dim) = aligned_rows(x), x.shape
+    out = torch.empty(rows, dim, dtype=torch.bfloat16, device=x.device)
+    head = max(32, triton.next_power_of_2(dim + 1) // 2)
+    tail = triton.next_power_of_2(dim - head) if dim > head else 0
+    tail = max(tail, 32) if tail else 0
+    if rows:
+        sizes = step, dim, head, tail, cast
+        _norm[(rows,)](x, steps, weight, eps, out, *sizes, num_warps=_warps(head), **EXACT_OPTIONS)
+    return out
+
+
+def _run_rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, in_place: bool, cast: bool) -> Tensor:
+    rows, heads, dim = x.shape
+    x = _rows(x)
+    out = x if in_place else torch.empty(rows, heads, dim, dtype=torch.bfloat16, device=x.device)
+    if not (rows and heads):
+        return out
+    frequencies = cos_sin.shape[1] // 2
+    first = dim - 2 * frequencies if in_place else 0
+    pairs = max(16, triton.next_power_of_2(dim - first) // 2)
+    tile = min(triton.next_power_of_2(heads), max(1, 2048 // pairs))
+    _rope[(rows, triton.cdiv(heads, tile))](
+        x,
+        x.stride(0),
+        positions.contiguous(),
+        cos_sin,
+        out,
+        out.stride(0),
+        heads,
+        inverse,
+        cast,
+        frequencies,
+        first,
+        dim,
+        pairs,
+        tile,
+        num_warps=_warps(tile * pairs * 2),
+        **EXACT_OPTIONS,
+    )
+    return out
+
+
+def _run_norm_rope(
+    x: Tensor, weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, out: Tensor, to_record: bool
+) -> Tensor:
+    (x, steps, step), (rows, dim) = aligned_rows(x), x.shape
+    units = out.shape[1]
+    is_placed = out.data_ptr() % 16 == 0 or units % 16 != 0
+    target = out if is_placed else torch.empty_like(out)
+    if rows:
+        given = x, steps, weight, eps, positions.contiguous(), cos_sin, target
+        sizes = units, step, cos_sin.shape[1] // 2, dim, pairs_of(dim), to_record
+        _norm_rope[(rows,)](*given, *sizes, num_warps=_warps(dim), **EXACT_OPTIONS)
+    return out if is_placed else out.copy_(target)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Tensor:
+    """x [R, D], weight [D] -> [R, D]."""
+    return _run_norm(x, weight, eps, False)
+
+
+def rms_norm_cast(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Tensor:
+    """x [R, D], weight [D] -> dequantised Q8 [R, D]."""
+    return _run_norm(x, weight, eps, precision.cast_activations)
+
+
+def rope(
+    x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, precision: Precision, in_place: bool = False
+) -> Tensor:
+    """x [R, H, d], cos_sin [length, 2F] -> [R, H, d]."""
+    return _run_rope(x, positions, cos_sin, inverse, in_place, False)
+
+
+def rope_cast(x: Tensor, positions: Tensor, cos_sin: Tensor, precision: Precision) -> Tensor:
+    """x [R, H, d], cos_sin [length, 2F] -> dequantised Q4ue [R, H, d]."""
+    return _run_rope(x, positions, cos_sin, False, False, precision.cast_cache)
+
+
+def rms_norm_rope(
+    x: Tensor, weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, precision: Precision
+) -> Tensor:
+    """x [R, D], weight [D], cos_sin [length, 2F] -> [R, D]."""
+    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    return _run_norm_rope(x, weight, eps, positions, cos_sin, out, False)
+
+
+def window_rows(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    out: Tensor | None,
+    precision: Precision,
+) -> Tensor:
+    """x [R, D], weight [D], cos_sin [length, 2F] -> records uint8 [R, D + D/32]."""
+    rows, dim = x.shape
+    if out is None:
+        out = torch.empty(rows, dim + dim // 32, dtype=torch.uint8, device=x.device)
+    return _run_norm_rope(x, weight, eps, positions, cos_sin, out, True)

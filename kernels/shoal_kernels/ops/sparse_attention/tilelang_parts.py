@@ -1,0 +1,136 @@
+# mypy: ignore-errors
+"""What the TileLang kernels of this op share: sizes, compiling, and macros for the softmax and for gathering keys."""
+
+LOG2E = 1.4426950408889634
+HEADS, DIM, TILE = 64, 512, 64
+
+
+def compile_for_hopper(build_program, arch: str):
+    """The program that `build_program` makes, compiled."""
+    import tilelang
+    from tvm.target import Target
+
+    target = {"kind": "cuda", "arch": arch}
+    with Target(target):
+        program = build_program()
+    # No fast math: it flushes subnormals, which the smallest scales of entries are. No fused multiply-add: which pairs
+    # fuse could differ between the kernels of this op, and their bits must not.
+    return tilelang.compile(program, target=target, compile_flags=["--fmad=false"])
+
+
+def gathering(T, quarters: int):
+    """Macros for the 128 threads that gather, of `quarters` quarters of the dims of every key.
+
+    count       number of keys of a row in a list
+    find        where the keys of tile t lie; beyond the last tile nowhere
+    load        their bytes into registers
+    store       dequantised into stage `stage` of two tiles of [64, 256] (or one of [64, 128], given twice)
+    load_query  queries of a row into two tiles of [64, 256]
+    """
+
+    @T.macro
+    def count(index, row, width):
+        return T.call_extern("int32", "shoal_count", T.access_ptr(index[row, 0], "r", width), width)
+
+    @T.macro
+    def find(places, window_index, topk, block_table, row, sequence, t, near, far, geometry):
+        T.call_extern(
+            "handle",
+            "shoal_places",
+            T.address_of(places[0]),
+            T.access_ptr(window_index[row, 0], "r", 1),
+            T.access_ptr(topk[row, 0], "r", 1),
+            T.access_ptr(block_table[sequence, 0], "r", 1),
+            t,
+            near,
+            far,
+            *geometry,
+        )
+
+    @T.macro
+    def load(raw, gains, places, window, storage, t, near, part=0):
+        T.call_extern(
+            "handle",
+            f"shoal_load<{quarters}>",
+            T.address_of(raw[0]),
+            T.address_of(gains[0]),
+            T.address_of(places[0]),
+            T.access_ptr(window[0, 0], "r", 1),
+            T.access_ptr(storage[0, 0], "r", 1),
+            part,
+            t,
+            near,
+        )
+
+    @T.macro
+    def store(raw, gains, places, window, t, near, left, right, stage, part=0):
+        T.call_extern(
+            "handle",
+            f"shoal_store<{quarters}>",
+            T.address_of(raw[0]),
+            T.address_of(gains[0]),
+            T.address_of(places[0]),
+            T.access_ptr(window[0, 0], "r", 1),
+            part,
+            t,
+            near,
+            T.access_ptr(left[stage, 0, 0], "w", TILE * 64),
+            T.access_ptr(right[stage, 0, 0], "w", TILE * 64),
+        )
+
+    @T.macro
+    def load_query(query, row, left, right):
+        T.call_extern(
+            "handle",
+            "shoal_load_query",
+            T.access_ptr(query[row, 0, 0], "r", HEADS * DIM),
+            T.access_ptr(left[0, 0], "w", HEADS * DIM // 2),
+            T.access_ptr(right[0, 0], "w", HEADS * DIM // 2),
+        )
+
+    return count, find, load, store, load_query
+
+
+def softmax(T):
+    """Macros of the online softmax over powers of two: `begin` at the sink, `weigh` one tile of raw scores.
+
+    Every kernel of this op uses these, on fragments of one layout: that makes their bits equal.
+    """
+
+    @T.macro
+    def begin(sink, peak, total):
+        for h in T.Parallel(HEADS):
+            peak[h] = T.max(sink[h] * LOG2E, -1e30)
+            total[h] = _exp2(T, sink[h] * LOG2E - peak[h])
+
+    @T.macro
+    def weigh(scores, keys, factor, peak, before, shrink, total, part):
+        for h, k in T.Parallel(HEADS, TILE):
+            scores[h, k] = T.if_then_else(k < keys, scores[h, k] * factor, -T.infinity("float32"))
+        T.copy(peak, before)
+        T.reduce_max(scores, peak, dim=1, clear=False)
+        for h in T.Parallel(HEADS):
+            shrink[h] = _exp2(T, before[h] - peak[h])
+        for h, k in T.Parallel(HEADS, TILE):
+            scores[h, k] = _exp2(T, scores[h, k] - peak[h])
+        T.reduce_sum(scores, part, dim=1)
+        for h in T.Parallel(HEADS):
+            total[h] = total[h] * shrink[h] + part[h]
+
+    return begin, weigh
+
+
+def _exp2(T, x):
+    return T.call_extern("float32", "shoal_exp2", x)
+
+
+def finish_source(groups: int, frequencies: int, cast_out: bool) -> str:
+    """The function `shoal_finish` for accumulators of 32 * groups dims."""
+    cast = "true" if cast_out else "false"
+    return (
+        "__device__ __forceinline__ void shoal_finish(const float* acc, const float* total, const float* angles, "
+        "void* out, int first) {\n"
+        f"  shoal_finish_as<{groups}, {cast}, {frequencies}>(\n"
+        "      acc, total, angles, reinterpret_cast<__nv_bfloat16*>(out), first);\n"
+        "}\n"
+    )

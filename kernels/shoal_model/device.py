@@ -1,0 +1,130 @@
+"""Where a model runs: the one place that knows host from accelerator. Importing it needs no torch.
+
+A device is named "cpu", "cuda", "cuda:1" or "npu". On the host a model computes in float32 with every rounding of
+serving; on an accelerator in bfloat16 over stored bytes.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from shoal_kernels.precision import Precision
+
+LEAST_CAPABILITY = (9, 0)
+"""Hopper. Older GPUs have neither the FP8 conversions nor the tensor cores that the kernels are written for."""
+
+_NAME = re.compile(r"(cpu|cuda|npu)(?::(\d{1,3}))?")
+
+
+class DeviceUnavailable(RuntimeError):
+    """The device asked for is not here, or no kernels run on it."""
+
+
+class CacheTooLarge(RuntimeError):
+    """Blocks and state slots need more memory than the device has left."""
+
+    def __init__(self, message: str, *, wanted: int, free: int) -> None:
+        super().__init__(message)
+        self.wanted = wanted
+        self.free = free
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceName:
+    """A device as a person writes it. Without `index`: the first of its kind."""
+
+    kind: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.index is None else f"{self.kind}:{self.index}"
+
+
+def parse_device(text: str) -> DeviceName:
+    """Raises ValueError for anything but "cpu", "cuda", "cuda:N", "npu" and "npu:N"."""
+    found = _NAME.fullmatch(text)
+    if found is None or (found[1] == "cpu" and found[2] is not None):
+        raise ValueError(f"device must be cpu, cuda, cuda:N or npu, got {text!r}")
+    return DeviceName(found[1], None if found[2] is None else int(found[2]))
+
+
+def open_device(device: str | torch.device) -> torch.device:
+    """The torch device, known to be usable. Raises ValueError for no name of a device, DeviceUnavailable."""
+    import torch
+
+    name = parse_device(str(device))
+    if name.kind == "cpu":
+        return torch.device("cpu")
+    if name.kind == "npu":
+        raise DeviceUnavailable("device npu: its kernels are compiled, not yet run; use cuda or cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise DeviceUnavailable(f"device {name}: this machine has no CUDA device, or torch is not built for CUDA")
+    index = name.index or 0
+    if index >= count:
+        raise DeviceUnavailable(f"device {name}: there are {count} CUDA devices")
+    capability = torch.cuda.get_device_capability(index)
+    if capability < LEAST_CAPABILITY:
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        raise DeviceUnavailable(
+            f"device {name}: {torch.cuda.get_device_name(index)} has compute capability "
+            f"{capability[0]}.{capability[1]}, the kernels need {least}"
+        )
+    return torch.device("cuda", index)
+
+
+def served_precision(device: torch.device) -> Precision:
+    """The precision that a device serves in."""
+    from shoal_kernels.precision import SERVED, SERVED_BF16
+
+    return SERVED if device.type == "cpu" else SERVED_BF16
+
+
+def accelerator_class(device: torch.device) -> str:
+    """What decides a device's bits besides the kernels.
+
+    Host: instruction set and its level as torch sees it, torch's version ("cpu/x86_64/AVX2/2.13.0"). CUDA: the
+    capability and the versions that compile and run kernels ("cuda/sm90/torch 2.11.0/triton 3.6.0/tilelang 0.1.15").
+    """
+    import torch
+
+    version = torch.__version__.split("+")[0]
+    if device.type == "cpu":
+        return f"cpu/{platform.machine()}/{torch.backends.cpu.get_cpu_capability()}/{version}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"cuda/sm{major}{minor}/torch {version}/triton {_version('triton')}/tilelang {_version('tilelang')}"
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that a process can still take on an accelerator; None on the host, which has its own limits."""
+    import torch
+
+    if device.type == "cpu":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def check_room(device: torch.device, wanted: int, what: str) -> None:
+    """Raises CacheTooLarge where `wanted` bytes are not free on an accelerator."""
+    free = free_bytes(device)
+    if free is not None and wanted > free:
+        raise CacheTooLarge(
+            f"{what} need {wanted / 2**30:.1f} GiB, of the memory of device {device} {free / 2**30:.1f} GiB are free",
+            wanted=wanted,
+            free=free,
+        )
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

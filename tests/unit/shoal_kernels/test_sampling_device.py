@@ -1,0 +1,158 @@
+"""Sampling on a device: noise and filters have the bits of the host, tokens are those of the exact noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from shoal_kernels.ops.sampling import RowSampling, coupled_argmax, logprobs, noise, process_logits
+from shoal_kernels.ops.sampling.noise_triton import FAST_ERROR, gumbel_exact, gumbel_fast
+from shoal_kernels.triton_lib import EXACT_OPTIONS
+from support.on_device import DEVICE, HAS_DEVICE, assert_equal_bits, assert_rows_independent, needs_device
+from torch import Tensor
+
+VOCABS = (5, 999, 129280) if HAS_DEVICE else (5, 700)
+FILTERS = (
+    RowSampling(top_p=0.9),
+    RowSampling(top_p=0.3, top_k=4),
+    RowSampling(top_k=1),
+    RowSampling(top_k=7, min_p=0.05),
+    RowSampling(min_p=1.0),
+    RowSampling(top_p=1e-9, temperature=0.2),
+    RowSampling(top_k=100000, top_p=0.999),
+    RowSampling(),
+)
+
+
+@triton.jit
+def _noise(words, exact, fast, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    h = tl.load(words + at).to(tl.uint32)
+    tl.store(exact + at, gumbel_exact(h))
+    tl.store(fast + at, gumbel_fast(h))
+
+
+@triton.jit
+def _largest_error(out, SIZE: tl.constexpr, STEPS: tl.constexpr):
+    worst = tl.zeros([SIZE], tl.float32)
+    for step in range(STEPS):
+        h = ((tl.program_id(0) * STEPS + step).to(tl.int64) * SIZE + tl.arange(0, SIZE)).to(tl.uint32)
+        worst = tl.maximum(worst, tl.abs(gumbel_fast(h) - gumbel_exact(h)))
+    tl.store(out + tl.program_id(0), tl.max(worst, 0))
+
+
+def random(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def rows_of(kind: str, rows: int, vocab: int) -> Tensor:
+    """Processed logits with ties, masked tokens, huge and flat rows."""
+    z = torch.randn(rows, vocab, generator=random(rows + vocab)) * 3.0
+    if kind == "masked":
+        z[:, ::5] = z[:, :1].clone()
+        z[:, 3::7] = -torch.inf
+        z[1::3] *= 20.0
+        z[2::9] = 0.0
+    if kind == "cold":
+        # Values whose last place is larger than most noise, so that many tokens tie after rounding.
+        z = (z * 4.0).round() * 2.0**22
+    return z
+
+
+def how(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    seeds = torch.randint(-(2**62), 2**62, (rows,), generator=random(rows))
+    positions = torch.arange(rows) + (1 << 33) * (torch.arange(rows) % 2)
+    return seeds.to(DEVICE), positions.to(DEVICE), (torch.arange(rows) % 4 == 0).to(DEVICE)
+
+
+def test_noise_has_the_bits_of_the_host_and_the_fast_one_is_near() -> None:
+    edges = torch.arange(-64, 64)
+    around = [edges % (1 << 32), edges + (1 << 31), edges + (1 << 29), torch.randint(0, 1 << 32, (640,))]
+    words = torch.cat(around)
+    exact, fast = torch.full((1024,), torch.nan, device=DEVICE), torch.full((1024,), torch.nan, device=DEVICE)
+    _noise[(4,)](words.to(DEVICE), exact, fast, SIZE=256, **EXACT_OPTIONS)
+    u = (words.to(torch.float64) + 0.5) * 2.0**-32
+    assert_equal_bits(exact, (-noise.log64(-noise.log64(1.0 - u))).to(torch.float32))
+    assert float((exact - fast).abs().max()) <= FAST_ERROR.value
+
+
+@pytest.mark.gpu
+@needs_device
+def test_fast_noise_keeps_its_bound_for_every_word() -> None:
+    worst = torch.full((1 << 16,), torch.nan, device=DEVICE)
+    _largest_error[(1 << 16,)](worst, SIZE=1024, STEPS=64, **EXACT_OPTIONS)
+    assert float(worst.max()) <= FAST_ERROR.value
+
+
+@pytest.mark.parametrize("kind", ["plain", "masked", "cold"])
+@pytest.mark.parametrize("rows", [0, 9])
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_the_token_is_that_of_the_exact_noise(kind: str, rows: int, vocab: int) -> None:
+    z, (seeds, positions, greedy) = rows_of(kind, rows, vocab), how(rows)
+    got = coupled_argmax(z.to(DEVICE), seeds, positions, greedy, backend="triton")
+    want = coupled_argmax(z, seeds.cpu(), positions.cpu(), greedy.cpu(), backend="reference")
+    assert torch.equal(got.cpu(), want)
+
+
+def test_a_row_of_logits_keeps_its_token_in_any_batch() -> None:
+    z, (seeds, positions, greedy) = rows_of("masked", 7, VOCABS[-1]).to(DEVICE), how(7)
+    assert_rows_independent(
+        lambda at: coupled_argmax(z[at], seeds[at], positions[at], greedy[at], backend="triton"), 7, sizes=(1, 3)
+    )
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 8.0])
+def test_filters_have_the_bits_of_the_host(scale: float) -> None:
+    vocab = VOCABS[-1] if HAS_DEVICE else 300
+    z = torch.randn(len(FILTERS), vocab, generator=random(vocab)) * scale
+    z[:, ::5] = z[:, :1].clone()
+    z[:, 3::7] = -torch.inf
+    got = process_logits(z.to(DEVICE), FILTERS, backend="triton")
+    assert_equal_bits(got, process_logits(z, FILTERS, backend="reference"))
+
+
+@pytest.mark.gpu
+@needs_device
+def test_a_filtered_row_does_not_depend_on_its_batch_on_the_device() -> None:
+    z = torch.randn(len(FILTERS), 129280, generator=random(5)).to(DEVICE) * 4.0
+    assert_rows_independent(lambda at: process_logits(z[at], [FILTERS[i] for i in at.tolist()]), len(FILTERS))
+
+
+def test_edits_have_the_bits_of_the_host() -> None:
+    vocab, generator = VOCABS[-1], random(3)
+    counts = (torch.rand(vocab, generator=generator) < 0.3).to(torch.int32) * 3
+    seen, allowed = torch.rand(vocab, generator=generator) < 0.2, torch.rand(vocab, generator=generator) < 0.9
+    bias_ids, bias = torch.tensor([1, vocab - 1]), torch.tensor([1.5, -2.0])
+    whole = RowSampling(
+        temperature=0.7,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.2,
+        output_counts=counts,
+        prompt_seen=seen,
+        allowed=allowed,
+        bias_ids=bias_ids,
+        bias=bias,
+    )
+    rows = [
+        whole,
+        RowSampling(),
+        replace(whole, temperature=0.0, output_counts=None),
+        RowSampling(bias_ids=bias_ids, bias=bias),
+        RowSampling(temperature=1e300, allowed=allowed, repetition_penalty=1e300, prompt_seen=seen),
+    ]
+    logits = torch.randn(len(rows), vocab, generator=generator) * 5.0
+    kept = logits.clone()
+    got = process_logits(logits.to(DEVICE), rows, backend="triton")
+    assert_equal_bits(got, process_logits(logits, rows, backend="reference"))
+    assert torch.equal(logits, kept)
+
+
+@pytest.mark.parametrize("vocab", [1, 64, VOCABS[-1]])
+def test_logprobs_have_the_bits_of_the_host(vocab: int) -> None:
+    z = torch.randn(3, vocab, generator=random(vocab)) * 5.0
+    z[:, 1::3] = -torch.inf
+    assert_equal_bits(logprobs(z.to(DEVICE), backend="triton"), logprobs(z))

@@ -1,0 +1,55 @@
+"""The row-wise kernels compile for Blackwell too; they have no matrix products, so there is no tcgen05 to look for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+
+import pytest
+from support.compile_triton import compile_ptx
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA toolkit")
+
+
+def test_window_rows_compile_for_sm100_with_packed_e4m3() -> None:
+    signature = {
+        "x": "*bf16",
+        "x_steps": "i32",
+        "weight": "*fp32",
+        "eps": "fp32",
+        "positions": "*i64",
+        "cos_sin": "*fp32",
+        "out": "*u8",
+    }
+    constants = {
+        "UNITS": 528,
+        "STEP": 8,
+        "FREQUENCIES": 32,
+        "DIM": 512,
+        "PAIRS": 256,
+        "TO_RECORD": True,
+    }
+    ptx = _compile("norm_rope", "_norm_rope", signature, constants)
+    assert "cvt.rn.satfinite.e4m3x2.f32" in ptx
+
+
+def test_the_engram_gate_compiles_for_sm100() -> None:
+    signature = {
+        "streams": "*bf16",
+        "kv": "*bf16",
+        "weight": "*fp32",
+        "skip": "*i1",
+        "rms_eps": "fp32",
+        "root": "fp32",
+        "out": "*bf16",
+        "rows": "i32",
+        "rows_each": "i32",
+    }
+    _compile("engram", "_gate", signature, {"STREAMS": 4, "DIM": 5120, "HEAD": 4096, "TAIL": 1024})
+
+
+def _compile(op: str, kernel: str, signature: Mapping[str, str], constants: Mapping[str, object]) -> str:
+    whole = {**signature, **dict.fromkeys(constants, "constexpr")}
+    ptx = compile_ptx(f"shoal_kernels.ops.{op}.triton", kernel, whole, constants, capability=100, num_warps=4)
+    assert ".target sm_100a" in ptx
+    return ptx
