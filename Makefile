@@ -7,11 +7,12 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-long check proto lock
+.PHONY: help install run test test-long test-gpu check proto lock
 
 help:
 	@echo "make run         install, start the mesh, ask one question, stay up on http://127.0.0.1:8000 (ONCE=1: exit after the answer)"
 	@echo "make test        the everyday tests;  make test-long  those that take minutes"
+	@echo "make test-gpu    those that need a CUDA device"
 	@echo "make check       format, lint, types, borders, protos"
 	@echo "make proto       generate protos/gen;  make lock  write constraints.txt from .venv"
 	@echo "make bench-NAME  run tests/bench/NAME.py, write build/bench/NAME.json"
@@ -27,6 +28,11 @@ test: install
 
 test-long: install
 	$(PYTEST) -m "long and not gpu"
+
+# The model against itself in every shape once more, on the device.
+test-gpu: install
+	$(PYTEST) -m gpu
+	SHOAL_TEST_DEVICE=cuda $(PYTEST) tests/exactness/test_one_answer.py
 
 check: install
 	$(BIN)/ruff check .

@@ -42,6 +42,8 @@ class Implementation:
 _ON_HOST, _ON_DEVICE = ("exact", "kv", "served"), ("served_bf16",)
 # Triton's interpreter runs its kernels on host tensors, which is how tests run them without a GPU.
 _DEVICE_TYPES = {"tilelang": ("cuda",), "triton": ("cuda", "cpu")}
+# Functions with an Ascend kernel that is a whole operation. They are lowered in tests, and have run nowhere.
+_ON_NPU = ("linear", "mix", "rms_norm", "rms_norm_rope", "route")
 
 
 def _entry(
@@ -53,16 +55,24 @@ def _entry(
             Implementation(backend, f"{module}.{backend}:{function}", _DEVICE_TYPES[backend], _ON_DEVICE)
             for backend in device
         ),
+        *(
+            (Implementation("ascend", f"{module}.ascend:{function}", ("npu",), _ON_DEVICE),)
+            if function in _ON_NPU
+            else ()
+        ),
         Implementation("cpu", f"{module}.cpu:{function}", ("cpu",), precisions or ("served",)),
         Implementation("reference", f"{module}.reference:{function}", None, _ON_HOST),
     )
 
 
-def _fused(op: str, function: str) -> tuple[Implementation, ...]:
+def _fused(op: str, function: str, *, device: tuple[str, ...] = ("triton",)) -> tuple[Implementation, ...]:
     """One kernel where bytes are kept; on the host its reference puts together the operations that exist there."""
     module = f"shoal_kernels.ops.{op}"
     return (
-        Implementation("triton", f"{module}.triton:{function}", _DEVICE_TYPES["triton"], _ON_DEVICE),
+        *(
+            Implementation(backend, f"{module}.{backend}:{function}", _DEVICE_TYPES[backend], _ON_DEVICE)
+            for backend in device
+        ),
         Implementation("reference", f"{module}.reference:{function}", None, _ON_HOST),
     )
 
@@ -95,15 +105,15 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "route": _entry("router", "route"),
     "experts": _entry("experts", "experts", device=("tilelang", "triton")),
     "moe": _entry("experts", "moe", device=("tilelang", "triton")),
-    "indexer_scores": _entry("indexer", "indexer_scores"),
-    "indexer_select": _entry("indexer", "indexer_select"),
-    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("tilelang", "triton")),
-    "edit_logits": _entry("sampling", "edit_logits"),
+    "indexer_scores": _entry("indexer", "indexer_scores", device=("tilelang", "triton")),
+    "indexer_select": _entry("indexer", "indexer_select", device=("tilelang", "triton")),
+    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("triton", "tilelang")),
+    "edit_logits": _fused("sampling", "edit_logits"),
     "filter_logits": _entry("sampling", "filter_logits"),
-    "logprobs": _entry("sampling", "logprobs"),
+    "logprobs": _fused("sampling", "logprobs"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
-    "lm_head_argmax": _entry("lm_head", "lm_head_argmax"),
-    "markov_loop": _entry("lm_head", "markov_loop"),
+    "lm_head_argmax": _fused("lm_head", "lm_head_argmax", device=("tilelang", "triton")),
+    "markov_loop": _fused("lm_head", "markov_loop"),
 }
 
 _chosen: dict[tuple[str, str, str, str | None], Kernel] = {}

@@ -68,6 +68,8 @@ def self_test(device: torch.device | str = "cpu") -> None:
     host, there = _Place(SERVED, torch.device("cpu")), torch.device(device)
     is_host = there.type == "cpu"
     place = host if is_host else _Place(SERVED_BF16, there)
+    if not is_host:
+        torch.cuda.set_device(there.index or 0)
     rows, order = torch.arange(_ROWS), torch.tensor([4, 0, 6, 2])
     for (name, reference), (_, check) in zip(_checks(host), _checks(place), strict=True):
         want, got = reference(rows, "reference"), check(rows.to(there), None)
@@ -131,7 +133,8 @@ def _checks(place: _Place) -> Iterator[tuple[str, Check]]:
     yield "route", lambda rows, backend: router.route(logits[rows], bias, 2, 1.5, precision=precision, backend=backend)
 
     ids, shares = (
-        part.to(device) for part in router.route(logits.cpu(), bias.cpu(), 2, 1.5, precision=SERVED, backend="reference")
+        part.to(device)
+        for part in router.route(logits.cpu(), bias.cpu(), 2, 1.5, precision=SERVED, backend="reference")
     )
     pool = place.expert_weights(normal(6, 32, 96), normal(6, 32, 96), normal(6, 96, 32))
     yield (

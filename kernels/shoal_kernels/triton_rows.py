@@ -8,6 +8,8 @@ FP4 holds them. `exp`, `log` and what is made of them follow the operations of `
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -87,6 +89,23 @@ def sigmoid(x):
 def rsqrt(x):
     """arith.rsqrt: both steps correctly rounded."""
     return tl.math.div_rn(1.0, tl.math.sqrt_rn(x))
+
+
+@triton.jit
+def tree_sum(x, SIZE: tl.constexpr):
+    """arith.tree_sum of up to 64 values. Sums of two only, so that no layout can change the order."""
+    tl.static_assert(SIZE <= 64)
+    if SIZE >= 64:
+        x = tl.sum(tl.reshape(x, [2, 32]), 0)
+    if SIZE >= 32:
+        x = tl.sum(tl.reshape(x, [2, 16]), 0)
+    if SIZE >= 16:
+        x = tl.sum(tl.reshape(x, [2, 8]), 0)
+    if SIZE >= 8:
+        x = tl.sum(tl.reshape(x, [2, 4]), 0)
+    if SIZE >= 4:
+        x = tl.sum(tl.reshape(x, [2, 2]), 0)
+    return tl.sum(x, 0)
 
 
 @triton.jit
@@ -221,20 +240,29 @@ def store_pairs(pointer, even, odd, DIM: tl.constexpr, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def norm_pairs(even, odd, weight, eps, DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """RMS norm of a row with a float32 weight, rounded to bfloat16 values."""
+def norm_pairs(even, odd, even_weight, odd_weight, eps, DIM: tl.constexpr):
+    """RMS norm of a row with its float32 weight, rounded to bfloat16 values.
+
+    The weight comes loaded: Triton keeps the order of memory accesses, and one behind the sum would wait for it.
+    """
     factor = rsqrt(tl.math.div_rn(tl.sum(even * even + odd * odd, 0), DIM * 1.0) + eps)
-    even_weight, odd_weight = load_pairs(weight, DIM, PAIRS)
     return bf16_value((even * factor) * even_weight), bf16_value((odd * factor) * odd_weight)
 
 
 @triton.jit
-def rotate_pairs(even, odd, cos_sin, FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """Rotate the last FREQUENCIES pairs of a row by one row of the table, rounded to bfloat16 values."""
+def load_angles(cos_sin, position, FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """cos and sin of every pair of a row at a position; 1 and 0 for the pairs that are not rotated."""
     pair = tl.arange(0, PAIRS) - (DIM // 2 - FREQUENCIES)
     is_rotated = (pair >= 0) & (pair < FREQUENCIES)
-    cos = tl.load(cos_sin + pair, mask=is_rotated, other=1.0)
-    sin = tl.load(cos_sin + FREQUENCIES + pair, mask=is_rotated, other=0.0)
+    angles = cos_sin + position * (2 * FREQUENCIES) + pair
+    return tl.load(angles, mask=is_rotated, other=1.0), tl.load(angles + FREQUENCIES, mask=is_rotated, other=0.0)
+
+
+@triton.jit
+def rotate_pairs(even, odd, cos, sin, FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """Rotate the last FREQUENCIES pairs of a row, rounded to bfloat16 values."""
+    pair = tl.arange(0, PAIRS) - (DIM // 2 - FREQUENCIES)
+    is_rotated = (pair >= 0) & (pair < FREQUENCIES)
     new_even, new_odd = even * cos - odd * sin, even * sin + odd * cos
     return bf16_value(tl.where(is_rotated, new_even, even)), bf16_value(tl.where(is_rotated, new_odd, odd))
 
@@ -267,6 +295,14 @@ def store_record(even, odd, data, scales, KIND: tl.constexpr, DIM: tl.constexpr,
     tl.store(scales + group, tl.reshape(byte, [GROUPS]).to(tl.uint8), mask=group < DIM // (2 * GROUP))
 
 
+@functools.cache
+def programs_at_once(device: torch.device) -> int:
+    """Programs for a grid that a device runs in one round, two to a multiprocessor."""
+    if device.type != "cuda":
+        return 8
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def aligned(x: torch.Tensor) -> torch.Tensor:
     """x contiguous at an address of 16 bytes. Triton compiles another order of a sum for another alignment."""
     x = x.contiguous()
@@ -284,6 +320,19 @@ def aligned_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
     if x.stride(1) != 1 or x.stride(0) % step or x.data_ptr() % 16:
         x = aligned(x)
     return x, x.stride(0) // step, step
+
+
+def row_parts(dim: int) -> tuple[int, int, bool]:
+    """A row of `dim` values as PARTS x SIZE, and whether up to SIZE more follow; both are powers of two.
+
+    So a long row leaves few lanes idle: 5120 is 4 x 1024 + 1024, where one power of two would be 8192.
+    """
+    head = max(32, triton.next_power_of_2(dim + 1) // 2)
+    if dim <= head:
+        size = min(head, 1024)
+        return head // size, size, False
+    size = max(32, triton.next_power_of_2(dim - head))
+    return head // size, size, True
 
 
 def pairs_of(dim: int) -> int:

@@ -64,7 +64,8 @@ class Attention:
         heads = linear.linear(latent, w.wq_b, cast=False, precision=precision)
         split = c.num_attention_heads * c.head_dim
         q = heads[:, :split].view(-1, c.num_attention_heads, c.head_dim)
-        q = norm_rope.rope(q, positions, self._rope, precision=precision)
+        # Beside index queries the rows are not dense, and attention wants them so: there they are copied on the way.
+        q = norm_rope.rope(q, positions, self._rope, in_place=not self._has_indexer, precision=precision)
         index_q = None
         if self._has_indexer:
             index_q = heads[:, split:].view(-1, c.index_n_heads, c.index_head_dim)
@@ -93,9 +94,10 @@ class Attention:
             block_table=selection.block_table if selection else None,
             row_seq=selection.row_seq if selection else None,
             topk=selection.topk if selection else None,
+            cast_out=True,
             precision=self._precision,
         )
-        low_rank = linear.linear(out.flatten(1), self._weights.wo_a, precision=self._precision)
+        low_rank = linear.linear(out.flatten(1), self._weights.wo_a, cast=False, precision=self._precision)
         return linear.linear(low_rank, self._weights.wo_b, precision=self._precision)
 
     def _window_rows(self, both: Tensor, positions: Tensor, out: Tensor | None) -> Tensor:

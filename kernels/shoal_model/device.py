@@ -85,6 +85,14 @@ def served_precision(device: torch.device) -> Precision:
     return SERVED if device.type == "cpu" else SERVED_BF16
 
 
+def use(device: torch.device) -> None:
+    """Make an accelerator the calling thread's current one: kernels are launched there, wherever their tensors lie."""
+    if device.type != "cpu":
+        import torch
+
+        torch.cuda.set_device(device.index or 0)
+
+
 def accelerator_class(device: torch.device) -> str:
     """What decides a device's bits besides the kernels.
 

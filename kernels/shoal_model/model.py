@@ -18,7 +18,7 @@ from shoal_model.backbone import Backbone
 from shoal_model.cache import ModelCache
 from shoal_model.checkpoint import Checkpoint
 from shoal_model.config import ModelConfig
-from shoal_model.device import check_room, open_device, served_precision
+from shoal_model.device import check_room, open_device, served_precision, use
 from shoal_model.draft import Anchor, Drafter, DraftHead, MarkovStep
 from shoal_model.kv_layout import KvLayout
 from shoal_model.layer_map import build_layer_map
@@ -65,7 +65,7 @@ class Model:
         num_slots: int,
     ) -> None:
         """`weights` lie on `device`, prepared for `precision`. Raises CacheTooLarge."""
-        self.device = torch.device(device)
+        self.device = open_device(device)
         self.config = config
         self.precision = precision
         self.layer_map = build_layer_map(config)
@@ -196,6 +196,7 @@ class Model:
 
         raises   ValueError for a malformed batch, StaleRingRead where a ring lacks a position that a row needs
         """
+        use(self.device)
         self.cache.state.reserve(sum(len(segment.token_ids) for segment in batch.segments))
         planned = plan_step(
             batch, self.cache.state, window=self.config.sliding_window, ratios=self._ratios, limits=self._limits
@@ -219,6 +220,7 @@ class Model:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of final hidden rows [n, D], not rounded (float32; float64 in precision EXACT)."""
+        use(self.device)
         return linear.linear(hidden, self._weights.head, out="f32", precision=self.precision)
 
     def choose(self, hidden: Tensor, choice: RowChoice) -> Tensor:
@@ -226,6 +228,7 @@ class Model:
 
         Those that `sample` takes from `logits`, which are not stored here.
         """
+        use(self.device)
         return lm_head_argmax(
             hidden,
             self._weights.head,
@@ -238,6 +241,7 @@ class Model:
 
     def draft(self, anchors: Sequence[Anchor], trace: Trace = SILENT) -> DraftHead:
         """Hidden rows and base logits of one draft block per anchor. Raises NoDraftHead, StaleRingRead."""
+        use(self.device)
         return self._require_drafter().draft(anchors, trace)
 
     def markov_step(self, previous: Tensor, base_logits: Tensor, hidden: Tensor) -> MarkovStep:

@@ -56,6 +56,15 @@ class PositionTags:
         """Flat places of (slot, position) pairs, which broadcast."""
         return slots * self.length + positions % self.length
 
+    def runs(self, slots: Ints, low: Ints, count: int) -> Ints:
+        """Places of positions low .. low + count - 1 of each slot, [len(slots), count]."""
+        if count > self.length:
+            return self.places(slots[:, None], low[:, None] + np.arange(count))
+        # One division a row: a run passes the end of its ring at most once.
+        places = (low % self.length)[:, None] + np.arange(count)
+        places -= self.length * (places >= self.length)
+        return places + (slots * self.length)[:, None]
+
     def check(self, places: Ints, positions: Ints) -> None:
         """Raise StaleRingRead unless every place holds its position."""
         held = self._tags.reshape(-1)[places]
@@ -146,9 +155,10 @@ class Ring:
         start, last_key = positions - window + 1, positions
         if block_length:
             start, last_key = first - window, first + block_length - 1
-        keys = np.maximum(start, lowest)[:, None] + np.arange(window + block_length)
+        low = np.maximum(start, lowest)
+        keys = low[:, None] + np.arange(window + block_length)
         in_ring = keys < first[:, None]
-        places = self.tags.places(slots[:, None], keys)
+        places = self.tags.runs(slots, low, window + block_length)
         self.tags.check(places[in_ring], keys[in_ring])
         first_scratch = self.scratch_start + rows - (positions - first)
         index = np.where(in_ring, places, (first_scratch - first)[:, None] + keys)

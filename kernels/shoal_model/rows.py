@@ -191,11 +191,12 @@ def _output_rows(rows: _Rows, segments: Sequence[Segment], chosen: Ints | None) 
 
 def _history(segments: Sequence[Segment]) -> Ints:
     """Token ids p, p-1, p-2, p-3 of every row, int64 [rows, 4]."""
-    parts = []
-    for segment in segments:
-        tokens = np.concatenate([np.asarray(segment.lookback), np.asarray(segment.token_ids)]).astype(np.int64)
-        parts.append(np.lib.stride_tricks.sliding_window_view(tokens, 4)[:, ::-1])
-    return np.concatenate(parts)
+    parts = [np.asarray(part, dtype=np.int64) for segment in segments for part in (segment.lookback, segment.token_ids)]
+    tokens = np.concatenate(parts)
+    lengths = np.array([len(segment.token_ids) for segment in segments])
+    # A segment's rows begin behind its own look-back and those of the segments before.
+    places = np.arange(lengths.sum()) + np.repeat(3 * np.arange(1, len(segments) + 1), lengths)
+    return tokens[places[:, None] - np.arange(4)]
 
 
 def _block_table(segments: Sequence[Segment]) -> Table:

@@ -14,6 +14,7 @@ from shoal_kernels.ops import compressor, engram, hyper_connections, indexer, no
 from shoal_kernels.ops.cast import cast_q4ue
 from shoal_kernels.ops.experts import ExpertWeights, moe
 from shoal_kernels.ops.linear import LinearWeight, linear
+from shoal_kernels.ops.lm_head import lm_head_argmax
 from shoal_kernels.ops.sparse_attention import sparse_attention
 from shoal_kernels.row_formats import window_format
 
@@ -93,6 +94,13 @@ def _operations(rows: int) -> Iterator[tuple[str, Callable[[], object], int]]:
     plain, filtered = [sampling.RowSampling()] * rows, [sampling.RowSampling(top_p=0.95, top_k=50)] * rows
     yield "sample", lambda: sampling.coupled_argmax(sampling.process_logits(z, plain), seeds, positions, greedy), 0
     yield "argmax", lambda: sampling.coupled_argmax(z, seeds, positions, ~greedy), 0
+    head, one = LinearWeight.from_bf16(torch.randn(_VOCAB, _DIM).bfloat16()), torch.ones(rows)
+    hidden = torch.randn(rows, _DIM).bfloat16().float()
+    yield (
+        "lm head + sample",
+        lambda: lm_head_argmax(hidden, head, one, seeds, positions, greedy, precision=SERVED),
+        2 * rows * _DIM * _VOCAB,
+    )
     yield "filter", lambda: sampling.process_logits(z, filtered), 0
 
 

@@ -10,6 +10,8 @@ asynchronous scheduling can win.
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,13 +29,13 @@ from shoal_model.rows import RowBatch, Segment
 from shoal_model.sampler import RowChoice, RowSampling, SampleRow
 from shoal_model.synthetic import Synthetic, synthetic_weights
 
-_WARM, _TIMED = 2, 5
+_WARM, _TIMED, _HOST_LINES = 2, 5, 25
 _OTHER, _SPAN = "other", "op:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Requests in decode with `rows` each behind `context` positions; prompts run in chunks of `chunk`."""
+    """At most `requests` in decode with `rows` each behind `context` positions; prompts run in chunks of `chunk`."""
 
     requests: int
     rows: int
@@ -58,23 +60,23 @@ def build(synthetic: Synthetic, load: Load) -> Model:
     return model
 
 
-def decode_step(model: Model, load: Load) -> Callable[[], object]:
-    """One verify step of all requests: rows, then tokens through the head."""
-    choice = _choice(model, load.requests * load.rows)
+def decode_step(model: Model, load: Load, requests: int) -> Callable[[], object]:
+    """One verify step of so many requests: rows, then tokens through the head."""
+    choice = _choice(model, requests * load.rows)
 
     def run() -> object:
-        segments = tuple(_segment(load, slot, load.context, load.rows) for slot in range(load.requests))
+        segments = tuple(_segment(load, slot, load.context, load.rows) for slot in range(requests))
         hidden = model.forward(RowBatch(segments=segments)).hidden
         return model.choose(hidden, choice).tolist()
 
     return run
 
 
-def draft_round(model: Model, load: Load) -> Callable[[], object]:
-    """One draft of every request."""
-    choice = _choice(model, load.requests)
-    previous = torch.full((load.requests,), 9, dtype=torch.int64, device=model.device)
-    anchors = [Anchor(slot=slot, position=load.context, token_id=9) for slot in range(load.requests)]
+def draft_round(model: Model, load: Load, requests: int) -> Callable[[], object]:
+    """One draft of so many requests."""
+    choice = _choice(model, requests)
+    previous = torch.full((requests,), 9, dtype=torch.int64, device=model.device)
+    anchors = [Anchor(slot=slot, position=load.context, token_id=9) for slot in range(requests)]
 
     def run() -> object:
         head = model.draft(anchors)
@@ -118,6 +120,12 @@ def measure(step: Callable[[], object]) -> dict[str, object]:
         "launches": launches,
         "shares": {name: round(shares[name] / busy, 4) for name in ranked if shares[name] > 0.002 * busy},
     }
+
+
+def _print_host_profile(step: Callable[[], object]) -> None:
+    profile = cProfile.Profile()
+    profile.runcall(step)
+    pstats.Stats(profile).sort_stats("tottime").print_stats(_HOST_LINES)
 
 
 def _profile(step: Callable[[], object]) -> tuple[dict[str, float], float, int]:
@@ -220,9 +228,10 @@ def _mark(model: Model, slot: int, length: int) -> None:
         ring.tags.mark(ring.tags.places(np.full_like(positions, slot), positions), positions)
 
 
-def _steps(model: Model, load: Load) -> Iterator[tuple[str, Callable[[], object]]]:
-    yield "decode", decode_step(model, load)
-    yield "draft", draft_round(model, load)
+def _steps(model: Model, load: Load, counts: Sequence[int]) -> Iterator[tuple[str, Callable[[], object]]]:
+    for requests in counts:
+        yield f"decode, {requests} requests", decode_step(model, load, requests)
+        yield f"draft, {requests} requests", draft_round(model, load, requests)
     yield "prefill, encoder half", prefill_chunk(model, load, decoder=False)
     yield "prefill, both halves", prefill_chunk(model, load, decoder=True)
 
@@ -231,29 +240,35 @@ def main(argv: Sequence[str]) -> int:
     """Measure and print. Returns 2 without a device."""
     parser = argparse.ArgumentParser(prog="bench.model_step")
     parser.add_argument("--layers", type=int, default=40)
-    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--requests", type=lambda text: [int(part) for part in text.split(",")], default=[256, 60, 8])
     parser.add_argument("--rows", type=int, default=6)
     parser.add_argument("--context", type=int, default=131_072)
     parser.add_argument("--chunk", type=int, default=2048)
+    parser.add_argument("--only", default="", help="kinds of steps that begin so")
+    parser.add_argument("--host", action="store_true", help="print where the host spends one step of each kind")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("bench-model-step needs a CUDA device", file=sys.stderr)
         return 2
-    load = Load(requests=args.requests, rows=args.rows, context=args.context, chunk=args.chunk)
+    load = Load(requests=max(args.requests), rows=args.rows, context=args.context, chunk=args.chunk)
     begin = time.perf_counter()
     with torch.inference_mode():
         model = build(Synthetic(num_layers=args.layers), load)
         torch.cuda.synchronize()
         print(f"built in {time.perf_counter() - begin:.1f} s, {torch.cuda.memory_allocated() / 2**30:.1f} GiB")
         figures: dict[str, object] = {}
-        for name, step in _steps(model, load):
+        for name, step in _steps(model, load, args.requests):
+            if not name.startswith(args.only):
+                continue
             found = measure(step)
             figures[name] = found
             print(
-                f"{name:22} {found['step_s'] * 1e3:8.2f} ms, device {found['device_s'] * 1e3:8.2f} ms, "  # type: ignore[operator]
+                f"{name:24} {found['step_s'] * 1e3:8.2f} ms, device {found['device_s'] * 1e3:8.2f} ms, "  # type: ignore[operator]
                 f"{found['launches']} launches: {found['shares']}",
                 flush=True,
             )
+            if args.host:
+                _print_host_profile(step)
     return finish(
         "model-step",
         workload={"layers": args.layers, "ep_size": Synthetic().ep_size, **vars(args)},

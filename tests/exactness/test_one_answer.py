@@ -83,13 +83,15 @@ def test_with_the_model_s_own_drafts() -> None:
 
 
 def test_with_draft_weights_replaced_by_noise() -> None:
-    weights = tiny_weights()
+    weights, like = tiny_weights(), tiny_model()
     assert weights.draft is not None
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(weights.draft.markov_embed.shape[0], weights.draft.markov_embed.shape[1], generator=generator)
-    draft = replace(weights.draft, markov_head=LinearWeight.from_bf16(noise.to(torch.bfloat16)))
-    config = tiny_model().config
-    model = Model(config, replace(weights, draft=draft), num_blocks=BLOCKS, num_slots=SLOTS)
+    head = LinearWeight.from_bf16(noise.to(torch.bfloat16).to(like.device), keep_bytes=like.precision.keeps_bytes)
+    weights = replace(weights, draft=replace(weights.draft, markov_head=head))
+    model = Model(
+        like.config, weights, precision=like.precision, device=like.device, num_blocks=BLOCKS, num_slots=SLOTS
+    )
     run_all(driver(CASES, model=ServedModel(model)))
 
 

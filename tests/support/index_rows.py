@@ -64,10 +64,12 @@ def index_rows(
     seed: int,
     page_split: bool = True,
     coarse_values: bool = False,
+    uneven: bool = False,
 ) -> IndexRows:
     """Random rows over sequences of `blocks` blocks of `entries` entries each, in shuffled places of the storage.
 
-    coarse_values draws all keys of few, so that scores tie in great numbers.
+    coarse_values draws all keys of few, so that scores tie in great numbers. uneven gives the groups of 32 dimensions
+    of a key scales up to 2^16 apart.
     """
     generator = torch.Generator().manual_seed(seed)
     rows, sequences = len(row_seq), max(row_seq, default=0) + 1
@@ -78,6 +80,9 @@ def index_rows(
     values *= torch.exp2(torch.randint(-3, 4, (places, 1), generator=generator).float())
     if coarse_values:
         values = values[torch.randint(0, 5, (places,), generator=generator)]
+    if uneven:
+        apart = torch.exp2(-torch.randint(0, 17, (places, dim // 32, 1), generator=generator).float())
+        values = (values.reshape(places, dim // 32, 32) * apart).reshape(places, dim)
     values[places // 2] = 0.0
     records = index_format(dim, SERVED).encode(values)
     cache = PagedRows(storage, offset, entries, layout, page_split)

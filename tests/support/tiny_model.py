@@ -1,16 +1,21 @@
-"""The golden tiny model, loaded once per test process, and its recorded tensors."""
+"""The golden tiny model, loaded once per test process, and its recorded tensors.
+
+With SHOAL_TEST_DEVICE=cuda it computes there: tests that compare the model with itself then speak of the device.
+"""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from shoal_kernels.ops.cast import cast_q8
-from shoal_kernels.precision import SERVED, Precision
+from shoal_kernels.precision import Precision
 from shoal_model.block import Normed
 from shoal_model.checkpoint import Checkpoint
+from shoal_model.device import open_device, served_precision
 from shoal_model.load_weights import load_weights
 from shoal_model.model import Model
 from shoal_model.weights import BackboneWeights
@@ -22,6 +27,7 @@ torch.set_num_threads(1)
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 TINY = GOLDEN / "tiny"
 WINDOW, BACKTRACK, REPLAY = 16, 6, 24
+DEVICE = os.environ.get("SHOAL_TEST_DEVICE", "cpu")
 
 
 @cache
@@ -32,12 +38,20 @@ def _checkpoint() -> Checkpoint:
 @cache
 def tiny_weights() -> BackboneWeights:
     """Weights of the tiny checkpoint; read-only."""
-    return load_weights(_checkpoint())
+    device = open_device(DEVICE)
+    return load_weights(_checkpoint(), precision=served_precision(device), device=device)
 
 
-def tiny_model(precision: Precision = SERVED, *, num_blocks: int = 9, num_slots: int = 4) -> Model:
-    """A model with its own empty cache over the shared weights."""
-    return Model(_checkpoint().config, tiny_weights(), precision=precision, num_blocks=num_blocks, num_slots=num_slots)
+def tiny_model(precision: Precision | None = None, *, num_blocks: int = 9, num_slots: int = 4) -> Model:
+    """A model with its own empty cache over the shared weights; in the precision that is served, if none is named."""
+    return Model(
+        _checkpoint().config,
+        tiny_weights(),
+        precision=precision or served_precision(open_device(DEVICE)),
+        device=DEVICE,
+        num_blocks=num_blocks,
+        num_slots=num_slots,
+    )
 
 
 def normed(x: Tensor, precision: Precision) -> Normed:

@@ -191,10 +191,9 @@ def _store_main_pairs(rows: int) -> tuple[str, int, Callable[[], Call]]:
     entries, weight = rows // 2, _wide(_HEAD)
     positions, table = _positions(entries)
     ring = _wide(256 * 8, 2, _HEAD)
-    members = torch.stack(
-        (torch.randperm(256 * 8, device="cuda")[:entries] % 2048, 2048 + torch.arange(entries).cuda())
-    )
-    members = members if entries <= 2048 else 2048 + torch.arange(rows, device="cuda").view(entries, 2).T.contiguous()
+    # The first member of every pair waits in its ring; of a long chunk both are in the batch.
+    waiting, batch = torch.randperm(2048, device="cuda"), 2048 + torch.arange(rows, device="cuda").view(entries, 2).T
+    members = torch.stack((waiting[:entries], batch[1])) if entries <= 2048 else batch.contiguous()
 
     def make() -> Call:
         raw, (pages, blocks, slots) = _wide(rows, 2 * _HEAD + _INDEX_HEADS), _pages(entries, _HEAD, index=False)

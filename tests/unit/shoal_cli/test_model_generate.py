@@ -33,6 +33,9 @@ def test_a_text_is_continued_as_the_offline_llm_continues_it(capsys: pytest.Capt
         (("--temperature", "-1"), "temperature"),
         (("--seed", "-1"), "seed"),
         (("--threads", "0"), "threads"),
+        (("--device", "gpu"), "device"),
+        (("--device", "npu"), "device"),
+        (("--synthetic", "released"), "--synthetic takes neither"),
     ],
 )
 def test_a_bad_value_is_one_line_and_exit_2(
@@ -46,3 +49,24 @@ def test_a_bad_value_is_one_line_and_exit_2(
 def test_a_folder_without_a_model_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("generate", str(tmp_path), "--prompt", "x") == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--layers", "3"), "synthetic"),
+        (("--ep-size", "5"), "synthetic"),
+        (("--prompt", "x"), "--synthetic takes neither"),
+    ],
+)
+def test_a_synthetic_model_that_cannot_be_is_one_line_and_exit_2(
+    arguments: tuple[str, str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("generate", "--synthetic", "released", *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"shoal model generate: {problem}")
+
+
+def test_neither_a_folder_nor_a_synthetic_model_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "--prompt", "x") == 2
+    assert "needs DIR and --prompt" in capsys.readouterr().err

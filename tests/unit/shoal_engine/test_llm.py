@@ -12,7 +12,9 @@ import pytest
 from shoal_common.errors import InvalidArgument, Unavailable
 from shoal_engine import LLM, SamplingParams
 from shoal_engine.errors import ExceedsCapacity, PromptTooLong, TokenOutOfRange
+from shoal_model.config import ModelConfig
 from shoal_model.errors import CheckpointError
+from shoal_model.synthetic import Synthetic
 from support.tiny_model import TINY, text
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -151,3 +153,24 @@ def test_a_process_that_never_closes_its_model_ends_well() -> None:
     script += "print(llm.generate('x = ', SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)))"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+class Small(Synthetic):
+    """Random weights of the tiny sizes."""
+
+    def config(self) -> ModelConfig:
+        return ModelConfig.load(TINY)
+
+
+def test_a_synthetic_model_takes_and_gives_token_ids() -> None:
+    with LLM(synthetic=Small(seed=3), max_model_len=256, max_num_seqs=1) as drawn:
+        (result,) = drawn.generate([[0, 5, 9]], SamplingParams(temperature=0.0, max_tokens=5), decode_sequence=False)
+        assert result.outputs[0].text == " ".join(map(str, result.outputs[0].token_ids))
+        with pytest.raises(InvalidArgument, match="no tokenizer"):
+            drawn.generate("a text")
+
+
+@pytest.mark.parametrize(("device", "problem"), [("gpu", "cpu, cuda"), ("npu", "not yet run")])
+def test_a_device_that_is_none_is_named(device: str, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=problem):
+        LLM(TINY, device=device)

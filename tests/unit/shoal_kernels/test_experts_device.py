@@ -6,7 +6,7 @@ import pytest
 import torch
 from shoal_kernels import SERVED, SERVED_BF16
 from shoal_kernels.ops.experts import ExpertWeights, experts, moe
-from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, backends, relative_error
+from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, backends, needs_device, relative_error
 
 BACKENDS = backends(tilelang=True)
 Stored = tuple[torch.Tensor, torch.Tensor]
@@ -55,7 +55,7 @@ def _host(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tenso
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("dim", "inner", "top_k", "rows"), [(64, 32, 2, 9), (320, 96, 1, 3), (128, 160, 3, 21)])
+@pytest.mark.parametrize(("dim", "inner", "top_k", "rows"), [(64, 32, 2, 9), (320, 96, 1, 3), (128, 64, 3, 17)])
 def test_outputs_are_those_of_the_host(backend: str, dim: int, inner: int, top_k: int, rows: int) -> None:
     layer = Layer(5, dim, inner, seed=dim)
     x, ids, weights = layer.inputs(rows, top_k)
@@ -83,14 +83,52 @@ def test_the_products_of_whole_blocks_are_those_of_planes(monkeypatch: pytest.Mo
 def test_a_row_does_not_depend_on_its_batch(backend: str) -> None:
     layer = Layer(4, 64, 32, seed=3)
     routed, shared = layer.device
-    x, ids, weights = layer.inputs(13, 2)
+    x, ids, weights = layer.inputs(7, 2)
     assert_rows_independent(
         lambda rows: moe(
             x[rows], ids[rows], weights[rows], routed, shared, 10.0, precision=SERVED_BF16, backend=backend
         ),
-        13,
-        sizes=(1, 6),
+        7,
+        sizes=(1, 3),
     )
+
+
+@needs_device
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_does_not_depend_on_how_many_rows_its_expert_receives(backend: str) -> None:
+    layer = Layer(3, 512, 256, seed=6, where=DEVICE)
+    routed, shared = layer.device
+    x, _, weights = layer.inputs(3 * 1536, 1)
+    ids = (torch.arange(3 * 1536, device=DEVICE, dtype=torch.int32) % 3)[:, None]
+
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        given = x[rows], ids[rows], weights[rows]
+        return moe(*given, routed, shared, 10.0, precision=SERVED_BF16, backend=backend)
+
+    whole = run(torch.arange(3 * 1536, device=DEVICE))
+    generator = torch.Generator(DEVICE).manual_seed(7)
+    for count in (*range(1, 41), 48, 100, 360):
+        # The first row moves to another place of its tile each time; the second expert has fewer rows than the others.
+        first = 3 * torch.randperm(1536, generator=generator, device=DEVICE)[:count]
+        rows = torch.cat((first, first[: count // 2] + 1, first + 2))
+        assert_equal_bits(run(rows), whole[rows])
+
+
+@needs_device
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rows", [1, 48, 200])
+def test_released_widths_give_the_outputs_of_the_host(backend: str, rows: int) -> None:
+    layer = Layer(6, 5120, 2304, seed=8, where=DEVICE)
+    x, ids, weights = layer.inputs(rows, 6)
+    got = moe(x, ids, weights, *layer.device, 10.0, precision=SERVED_BF16, backend=backend)
+    some = slice(0, 3)
+    want = moe(x[some].float(), ids[some], weights[some], *layer.host, 10.0, precision=SERVED, backend="reference")
+    for row in range(min(rows, 3)):
+        assert relative_error(got[row], want[row]) < 1e-2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

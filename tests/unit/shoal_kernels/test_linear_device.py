@@ -9,7 +9,7 @@ import torch
 from shoal_kernels import SERVED, SERVED_BF16
 from shoal_kernels.formats import dequantise_fp8_weight
 from shoal_kernels.ops.linear import LinearWeight, linear
-from shoal_kernels.ops.linear.segments import segment_depth
+from shoal_kernels.ops.linear.segments import segment_count
 from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, backends, needs_device, relative_error
 from torch import Tensor
 from unit.shoal_kernels.parity import normal, values
@@ -105,6 +105,13 @@ def test_every_weight_byte_has_its_exact_value_on_the_device(backend: str) -> No
         assert_equal_bits(got.cpu() + 0.0, dequantise_fp8_weight(data, scale).t() + 0.0)
 
 
+def test_a_scale_that_bytes_cannot_carry_is_refused() -> None:
+    data, scale = torch.zeros(32, 32, dtype=torch.uint8), torch.full((1, 1), 135, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="2\\^7 at most"):
+        LinearWeight.from_fp8(data, scale, keep_bytes=True)
+    LinearWeight.from_fp8(data, scale)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_rows_give_an_empty_result_on_the_device(backend: str) -> None:
     _, device = _pair_fp8(64, 64, 1)
@@ -127,19 +134,18 @@ def test_a_column_slice_is_an_input_without_a_copy(backend: str) -> None:
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 def test_device_rows_do_not_depend_on_their_batch(kind: Literal["bf16", "f32"], backend: str) -> None:
     _, device = _pair_fp8(128, 1216, 7)
-    assert segment_depth(128, 1216) < 1216
+    assert segment_count(128, 1216) > 1
     x = values(18, 1216, seed=8).bfloat16().to(DEVICE)
     assert_rows_independent(
         lambda rows: linear(x[rows], device, out=kind, precision=SERVED_BF16, backend=backend), 18, sizes=(1, 5)
     )
 
 
-def test_segments_are_fixed_by_the_weight_and_cover_it() -> None:
-    for columns, depth, _ in RELEASED:
-        segment = segment_depth(columns, depth)
-        assert segment % 128 == 0
-        assert segment >= min(512, depth)
-        assert -(-depth // segment) * -(-columns // 128) <= 2 * 132 or segment == depth
+def test_a_few_rows_fill_the_chip_in_one_round() -> None:
+    assert [segment_count(columns, depth) for columns, depth, _ in RELEASED] == [8, 1, 1, 2, 2, 2, 2, 1, 2]
+    for columns, depth in [shape[:2] for shape in RELEASED] + RELEASED_BF16:
+        count = segment_count(columns, depth)
+        assert count == 1 or (count * -(-columns // 128) <= 132 and depth // count >= 512)
 
 
 def _sweep(weight: LinearWeight, x: Tensor, kind: Literal["bf16", "f32"], backend: str) -> None:

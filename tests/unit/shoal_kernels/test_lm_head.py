@@ -24,12 +24,11 @@ def how(rows: int) -> tuple[list[RowSampling], Tensor, Tensor, Tensor]:
     return settings, torch.arange(rows) * 0x123456789ABCDEF, torch.arange(rows) * 3, greedy
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("rows", [0, 1, 11])
-def test_the_fused_token_is_that_of_the_logits(backend: str, rows: int) -> None:
+def test_the_fused_token_is_that_of_the_logits(rows: int) -> None:
     weight, hidden, (settings, seeds, positions, greedy) = head(300, 64), normal(rows, 64, seed=rows), how(rows)
     inverse = inverse_temperatures(settings)
-    got = lm_head_argmax(hidden, weight, inverse, seeds, positions, greedy, precision=SERVED, backend=backend)
+    got = lm_head_argmax(hidden, weight, inverse, seeds, positions, greedy, precision=SERVED)
     logits = linear(hidden, weight, out="f32", precision=SERVED)
     assert torch.equal(got, coupled_argmax(process_logits(logits, settings), seeds, positions, greedy))
 

@@ -8,10 +8,11 @@ from shoal_kernels.ops.linear import LinearWeight, linear
 from shoal_kernels.ops.lm_head import MarkovDraft, lm_head_argmax, markov_loop
 from shoal_kernels.ops.sampling import RowSampling, coupled_argmax, inverse_temperatures, process_logits
 from shoal_kernels.precision import SERVED, SERVED_BF16
-from support.on_device import DEVICE, HAS_DEVICE, assert_rows_independent, needs_device, relative_error
+from support.on_device import DEVICE, HAS_DEVICE, assert_rows_independent, backends, needs_device, relative_error
 from torch import Tensor
 
-SHAPES = [(7, 512, 128), (70, 1000, 104)]
+SHAPES = [(7, 512, 128), (70, 1000, 104), (5, 128, 1024)]
+"""Rows, vocabulary, depth. The last one's logits are sums of two segments of K."""
 RELEASED = (129280, 5120)
 
 
@@ -24,17 +25,19 @@ def how(rows: int) -> tuple[list[RowSampling], Tensor, Tensor, Tensor, Tensor]:
     settings = [RowSampling(temperature=(1.0, 0.0, 0.7, 1.3)[i % 4]) for i in range(rows)]
     seeds = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(rows))
     greedy = torch.tensor([row.is_greedy for row in settings], dtype=torch.bool)
-    tensors = (inverse_temperatures(settings), seeds, torch.arange(rows) * 3, greedy)
-    return settings, *(tensor.to(DEVICE) for tensor in tensors)
+    positions = torch.arange(rows) * 3
+    inverse = inverse_temperatures(settings)
+    return settings, inverse.to(DEVICE), seeds.to(DEVICE), positions.to(DEVICE), greedy.to(DEVICE)
 
 
+@pytest.mark.parametrize("backend", backends(tilelang=True))
 @pytest.mark.parametrize("shape", [(0, 512, 128), *SHAPES])
-def test_the_token_is_that_of_the_host(shape: tuple[int, int, int]) -> None:
+def test_the_token_is_that_of_the_host(backend: str, shape: tuple[int, int, int]) -> None:
     rows, vocab, depth = shape
     hidden, weight = normal(rows, depth, seed=1), normal(vocab, depth, seed=2, scale=0.3)
     _, *arguments = how(rows)
     stored = LinearWeight.from_bf16(weight.to(DEVICE), keep_bytes=True)
-    got = lm_head_argmax(hidden.to(DEVICE), stored, *arguments, precision=SERVED_BF16, backend="triton")
+    got = lm_head_argmax(hidden.to(DEVICE), stored, *arguments, precision=SERVED_BF16, backend=backend)
     on_host = [argument.cpu() for argument in arguments]
     want = lm_head_argmax(hidden.float(), LinearWeight.from_bf16(weight), *on_host, precision=SERVED)
     # The sums over K differ in rounding; with these seeds no two best values lie nearer than that.
@@ -52,7 +55,8 @@ def test_equal_logits_go_to_the_smaller_id() -> None:
     assert got.tolist() == [40, 40, 40]
 
 
-def test_a_hidden_row_keeps_its_token_in_any_batch_on_the_device() -> None:
+@pytest.mark.parametrize("backend", backends(tilelang=True))
+def test_a_hidden_row_keeps_its_token_in_any_batch_on_the_device(backend: str) -> None:
     rows, vocab, depth = (200, *RELEASED) if HAS_DEVICE else (66, 512, 64)
     hidden = normal(rows, depth, seed=3).to(DEVICE)
     stored = LinearWeight.from_bf16(normal(vocab, depth, seed=4, scale=0.05).to(DEVICE), keep_bytes=True)
@@ -60,7 +64,7 @@ def test_a_hidden_row_keeps_its_token_in_any_batch_on_the_device() -> None:
 
     def tokens(at: Tensor) -> Tensor:
         chosen = (argument[at] for argument in arguments)
-        return lm_head_argmax(hidden[at], stored, *chosen, precision=SERVED_BF16, backend="triton")
+        return lm_head_argmax(hidden[at], stored, *chosen, precision=SERVED_BF16, backend=backend)
 
     assert_rows_independent(tokens, rows, sizes=(1, 2, 3, 4, 5, 6) if HAS_DEVICE else (1, 6))
 
@@ -76,6 +80,24 @@ def test_fused_rows_and_rows_with_logits_get_the_same_token(rows: int) -> None:
     fused = lm_head_argmax(hidden, stored, *arguments, precision=SERVED_BF16)
     logits = linear(hidden, stored, out="f32", precision=SERVED_BF16)
     assert torch.equal(fused, coupled_argmax(process_logits(logits, settings), *arguments[1:]))
+
+
+@pytest.mark.parametrize("backend", backends(tilelang=True))
+@pytest.mark.parametrize("rows", [64, 130] if HAS_DEVICE else [3])
+def test_tokens_that_tie_after_rounding_are_told_apart_as_by_the_exact_noise(backend: str, rows: int) -> None:
+    """Whole logits at a temperature of 2^-21: a last place of z is larger than most differences of the noise."""
+    vocab, depth = (5000, 512) if HAS_DEVICE else (256, 64)
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randint(0, 2, (rows, depth), generator=generator).bfloat16().to(DEVICE)
+    weight = torch.randint(-1, 2, (vocab, depth), generator=generator).bfloat16().to(DEVICE)
+    stored = LinearWeight.from_bf16(weight, keep_bytes=True)
+    _, _, seeds, positions, greedy = how(rows)
+    inverse = torch.full((rows,), 2.0**21, device=DEVICE)
+    got = lm_head_argmax(hidden, stored, inverse, seeds, positions, greedy, precision=SERVED_BF16, backend=backend)
+    logits = hidden.float() @ weight.float().T
+    z = torch.where(greedy[:, None], logits, logits * inverse[:, None]).cpu()
+    want = coupled_argmax(z, seeds.cpu(), positions.cpu(), greedy.cpu(), backend="reference")
+    assert torch.equal(got.cpu(), want)
 
 
 def draft(at: Tensor, device: str, precision: object, width: int, *, count: int = 7) -> MarkovDraft:

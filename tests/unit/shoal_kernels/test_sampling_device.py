@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from shoal_kernels.ops.sampling import RowSampling, coupled_argmax, logprobs, noise, process_logits
-from shoal_kernels.ops.sampling.noise_triton import FAST_ERROR, gumbel_exact, gumbel_fast
-from shoal_kernels.triton_lib import EXACT_OPTIONS
+from shoal_kernels.ops.sampling.noise_triton import FAST_ERROR
 from support.on_device import DEVICE, HAS_DEVICE, assert_equal_bits, assert_rows_independent, needs_device
 from torch import Tensor
+from unit.shoal_kernels.noise_probe import cuda_noise_of_words, largest_error, noise_of_words
 
 VOCABS = (5, 999, 129280) if HAS_DEVICE else (5, 700)
 FILTERS = (
@@ -25,23 +23,6 @@ FILTERS = (
     RowSampling(top_k=100000, top_p=0.999),
     RowSampling(),
 )
-
-
-@triton.jit
-def _noise(words, exact, fast, SIZE: tl.constexpr):
-    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    h = tl.load(words + at).to(tl.uint32)
-    tl.store(exact + at, gumbel_exact(h))
-    tl.store(fast + at, gumbel_fast(h))
-
-
-@triton.jit
-def _largest_error(out, SIZE: tl.constexpr, STEPS: tl.constexpr):
-    worst = tl.zeros([SIZE], tl.float32)
-    for step in range(STEPS):
-        h = ((tl.program_id(0) * STEPS + step).to(tl.int64) * SIZE + tl.arange(0, SIZE)).to(tl.uint32)
-        worst = tl.maximum(worst, tl.abs(gumbel_fast(h) - gumbel_exact(h)))
-    tl.store(out + tl.program_id(0), tl.max(worst, 0))
 
 
 def random(seed: int) -> torch.Generator:
@@ -72,8 +53,7 @@ def test_noise_has_the_bits_of_the_host_and_the_fast_one_is_near() -> None:
     edges = torch.arange(-64, 64)
     around = [edges % (1 << 32), edges + (1 << 31), edges + (1 << 29), torch.randint(0, 1 << 32, (640,))]
     words = torch.cat(around)
-    exact, fast = torch.full((1024,), torch.nan, device=DEVICE), torch.full((1024,), torch.nan, device=DEVICE)
-    _noise[(4,)](words.to(DEVICE), exact, fast, SIZE=256, **EXACT_OPTIONS)
+    exact, fast = noise_of_words(words.to(DEVICE))
     u = (words.to(torch.float64) + 0.5) * 2.0**-32
     assert_equal_bits(exact, (-noise.log64(-noise.log64(1.0 - u))).to(torch.float32))
     assert float((exact - fast).abs().max()) <= FAST_ERROR.value
@@ -82,9 +62,16 @@ def test_noise_has_the_bits_of_the_host_and_the_fast_one_is_near() -> None:
 @pytest.mark.gpu
 @needs_device
 def test_fast_noise_keeps_its_bound_for_every_word() -> None:
-    worst = torch.full((1 << 16,), torch.nan, device=DEVICE)
-    _largest_error[(1 << 16,)](worst, SIZE=1024, STEPS=64, **EXACT_OPTIONS)
-    assert float(worst.max()) <= FAST_ERROR.value
+    assert largest_error(DEVICE) <= FAST_ERROR.value
+
+
+@pytest.mark.gpu
+@needs_device
+def test_noise_in_cuda_has_the_bits_of_the_one_in_triton() -> None:
+    edges = torch.arange(-512, 512)
+    around = [edges % (1 << 32), edges + (1 << 31), edges + (1 << 29), torch.randint(0, 1 << 32, (1 << 20,))]
+    words = torch.cat(around).to(DEVICE)
+    assert_equal_bits(cuda_noise_of_words(words), noise_of_words(words))
 
 
 @pytest.mark.parametrize("kind", ["plain", "masked", "cold"])

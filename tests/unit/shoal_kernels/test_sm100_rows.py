@@ -45,7 +45,8 @@ def test_the_engram_gate_compiles_for_sm100() -> None:
         "rows": "i32",
         "rows_each": "i32",
     }
-    _compile("engram", "_gate", signature, {"STREAMS": 4, "DIM": 5120, "HEAD": 4096, "TAIL": 1024})
+    sizes = {"STREAMS": 4, "DIM": 5120, "PARTS": 4, "SIZE": 1024, "HAS_MORE": True, "STAGES": 2}
+    _compile("engram", "_gate", signature, sizes)
 
 
 def _compile(op: str, kernel: str, signature: Mapping[str, str], constants: Mapping[str, object]) -> str:

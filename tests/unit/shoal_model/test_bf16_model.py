@@ -65,7 +65,7 @@ def whole() -> tuple[Model, SequenceRun, Tensor]:
 
 
 def test_hidden_rows_are_near_those_of_the_host() -> None:
-    """A flipped Q8 rounding moves a value by up to a sixteenth, and each layer casts what the one before has flipped."""
+    """A flipped Q8 rounding moves a value by up to a sixteenth, and each layer casts what was flipped before."""
     _, _, hidden = whole()
     host = small_model(SERVED)
     expected = SequenceRun(host, slot=0, block_table=[1]).run(TOKENS, range(len(TOKENS)))

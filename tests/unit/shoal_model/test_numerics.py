@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from shoal_kernels.precision import EXACT, KV
+from shoal_kernels.precision import EXACT, KV, SERVED, SERVED_BF16
 from shoal_model.checkpoint import Checkpoint
-from shoal_model.numerics import describe_numerics
+from shoal_model.numerics import DEVICE_KERNEL_SET, DEVICE_KERNEL_VERSION, describe_numerics, kernel_set
 from shoal_model.revision import WeightsRevision, weights_revision
 from support.tiny_model import REPLAY, TINY, tiny_model
 
@@ -36,6 +36,24 @@ def test_other_weights_or_another_precision_are_another_cache() -> None:
     other = describe_numerics(tiny_model(), replace(revision(), weights="other"), replay_length=REPLAY)
     kv = describe_numerics(tiny_model(KV), revision(), replay_length=REPLAY)
     assert len({known.kv_id, other.kv_id, kv.kv_id}) == 3
+
+
+def test_the_precision_of_accelerators_stores_the_same_bytes_and_computes_others() -> None:
+    model, there = tiny_model(), tiny_model()
+    there.precision = SERVED_BF16
+    host = describe_numerics(model, revision(), replay_length=REPLAY)
+    device = describe_numerics(there, revision(), replay_length=REPLAY)
+    assert device.kv_id == host.kv_id
+    assert device.numerics_id != host.numerics_id
+    assert device.is_invariant
+
+
+def test_the_kernels_of_an_accelerator_are_named_by_what_serves_each_operation() -> None:
+    name, version, serving = kernel_set("cpu", SERVED_BF16)
+    assert (name, version) == (DEVICE_KERNEL_SET, DEVICE_KERNEL_VERSION)
+    assert isinstance(serving, list)
+    assert ["linear", "triton"] in serving
+    assert kernel_set("cpu", SERVED) == kernel_set("cpu", EXACT)
 
 
 def test_float64_promises_no_bits() -> None:

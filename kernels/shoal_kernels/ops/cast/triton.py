@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal_kernels.triton_lib import EXACT_OPTIONS, round_bf16
 from shoal_kernels.triton_rows import q4ue_value, q8_value
 
-_TILE_GROUPS = 128
+_TILE_GROUPS = 64
 
 
 @triton.jit(do_not_specialize=["groups"])

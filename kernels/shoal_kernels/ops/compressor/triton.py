@@ -17,6 +17,7 @@ from shoal_kernels.triton_rows import (
     aligned_rows,
     bf16_value,
     exp,
+    load_angles,
     load_pairs,
     norm_pairs,
     pairs_of,
@@ -25,7 +26,8 @@ from shoal_kernels.triton_rows import (
     store_record,
 )
 
-_OPTIONS = {"num_warps": 1, **EXACT_OPTIONS}
+_PLACES = ["members", "positions", "block_ids", "slots"]
+_WARPS = 2
 
 
 @triton.jit
@@ -56,46 +58,55 @@ def _member(raw, raw_steps, ring, kept, index, STEP: tl.constexpr, RATIO_DIM: tl
 
 
 @triton.jit
-def _store_entry(even, odd, row, positions, cos_sin, storage, block_units, data_offset, scale_offset, block_ids, slots,
+def _store_entry(even, odd, cos, sin, block_id, slot, storage, block_units, data_offset, scale_offset,
                  DATA_STEP: tl.constexpr, SCALE_STEP: tl.constexpr, KIND: tl.constexpr, FREQUENCIES: tl.constexpr,
                  DIM: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
-    angles = cos_sin + tl.load(positions + row) * (2 * FREQUENCIES)
-    even, odd = rotate_pairs(even, odd, angles, FREQUENCIES, DIM, PAIRS)
-    block, slot = storage + tl.load(block_ids + row) * block_units, tl.load(slots + row)
+    even, odd = rotate_pairs(even, odd, cos, sin, FREQUENCIES, DIM, PAIRS)
+    block = storage + block_id * block_units
     data, scales = block + data_offset + slot * DATA_STEP, block + scale_offset + slot * SCALE_STEP
     store_record(even, odd, data, scales, KIND, DIM, PAIRS)
 
 
-@triton.jit(do_not_specialize=["raw_steps", "kept", "count"])
+# Both kernels load everything before their sum: an access behind it would wait for it.
+@triton.jit(do_not_specialize=["raw_steps", "kept", "count"], do_not_specialize_on_alignment=_PLACES)
 def _store_main(raw, raw_steps, ring, kept, members, count, weight, eps, latent, positions, cos_sin, block_ids, slots,
                 storage, block_units, data_offset, scale_offset, DATA_STEP: tl.constexpr, SCALE_STEP: tl.constexpr,
                 KIND: tl.constexpr, FREQUENCIES: tl.constexpr, STEP: tl.constexpr, RATIO: tl.constexpr,
                 DIM: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     first = _member(raw, raw_steps, ring, kept, tl.load(members + row), STEP, RATIO * DIM)
-    even, odd = load_pairs(first, DIM, PAIRS)
+    position, block_id, slot = tl.load(positions + row), tl.load(block_ids + row), tl.load(slots + row)
+    even_weight, odd_weight = load_pairs(weight, DIM, PAIRS)
     if RATIO == 1:
+        even, odd = load_pairs(first, DIM, PAIRS)
+        cos, sin = load_angles(cos_sin, position, FREQUENCIES, DIM, PAIRS)
         even, odd = bf16_value(even), bf16_value(odd)
     else:
         second = _member(raw, raw_steps, ring, kept, tl.load(members + count + row), STEP, RATIO * DIM)
-        s1_even, s1_odd = load_pairs(second, DIM, PAIRS)
+        s0_even, s0_odd = load_pairs(first, DIM, PAIRS)
         v0_even, v0_odd = load_pairs(first + DIM, DIM, PAIRS)
+        s1_even, s1_odd = load_pairs(second, DIM, PAIRS)
         v1_even, v1_odd = load_pairs(second + DIM, DIM, PAIRS)
-        even, odd = _pool(even, s1_even, v0_even, v1_even), _pool(odd, s1_odd, v0_odd, v1_odd)
-    even, odd = norm_pairs(even, odd, weight, eps, DIM, PAIRS)
+        cos, sin = load_angles(cos_sin, position, FREQUENCIES, DIM, PAIRS)
+        even, odd = _pool(s0_even, s1_even, v0_even, v1_even), _pool(s0_odd, s1_odd, v0_odd, v1_odd)
+    even, odd = norm_pairs(even, odd, even_weight, odd_weight, eps, DIM)
     store_pairs(latent + row * DIM, even, odd, DIM, PAIRS)
-    _store_entry(even, odd, row, positions, cos_sin, storage, block_units, data_offset, scale_offset, block_ids, slots,
+    _store_entry(even, odd, cos, sin, block_id, slot, storage, block_units, data_offset, scale_offset,
                  DATA_STEP, SCALE_STEP, KIND, FREQUENCIES, DIM, PAIRS)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["x_steps"])
+@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=_PLACES)
 def _store_key(x, x_steps, weight, eps, positions, cos_sin, block_ids, slots, storage, block_units, data_offset,
                scale_offset, DATA_STEP: tl.constexpr, SCALE_STEP: tl.constexpr, KIND: tl.constexpr,
-               FREQUENCIES: tl.constexpr, STEP: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):  # fmt: skip
+               FREQUENCIES: tl.constexpr, STEP: tl.constexpr, DIM: tl.constexpr,
+               PAIRS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    position, block_id, slot = tl.load(positions + row), tl.load(block_ids + row), tl.load(slots + row)
     even, odd = load_pairs(x + row * x_steps * STEP, DIM, PAIRS)
-    even, odd = norm_pairs(even, odd, weight, eps, DIM, PAIRS)
-    _store_entry(even, odd, row, positions, cos_sin, storage, block_units, data_offset, scale_offset, block_ids, slots,
+    even_weight, odd_weight = load_pairs(weight, DIM, PAIRS)
+    cos, sin = load_angles(cos_sin, position, FREQUENCIES, DIM, PAIRS)
+    even, odd = norm_pairs(even, odd, even_weight, odd_weight, eps, DIM)
+    _store_entry(even, odd, cos, sin, block_id, slot, storage, block_units, data_offset, scale_offset,
                  DATA_STEP, SCALE_STEP, KIND, FREQUENCIES, DIM, PAIRS)  # fmt: skip
 
 
@@ -106,7 +117,7 @@ def pool_pairs(score: Tensor, value: Tensor, precision: Precision) -> Tensor:
     score, value = (x if x.stride(2) == 1 else x.contiguous() for x in (score, value))
     if rows:
         steps = (x for part in (score, value) for x in (part, part.stride(0), part.stride(1)))
-        _pool_pairs[(rows,)](*steps, out, dim, pairs_of(dim), **_OPTIONS)
+        _pool_pairs[(rows,)](*steps, out, dim, pairs_of(dim), num_warps=_WARPS, **EXACT_OPTIONS)
     return out
 
 
@@ -131,7 +142,7 @@ def store_main(
         sources = raw, steps, aligned(ring), ring.shape[0], members.contiguous(), count
         places = positions.contiguous(), cos_sin, block_ids.contiguous(), slots.contiguous(), *page_arguments(pages)
         sizes = pages.format.kind.value, cos_sin.shape[1] // 2, step, ratio, dim, pairs_of(dim)
-        _store_main[(count,)](*sources, weight, eps, latent, *places, *sizes, **_OPTIONS)
+        _store_main[(count,)](*sources, weight, eps, latent, *places, *sizes, num_warps=_WARPS, **EXACT_OPTIONS)
     return latent
 
 
@@ -152,4 +163,4 @@ def store_key(
         x, steps, step = aligned_rows(x)
         places = positions.contiguous(), cos_sin, block_ids.contiguous(), slots.contiguous(), *page_arguments(pages)
         sizes = pages.format.kind.value, cos_sin.shape[1] // 2, step, dim, pairs_of(dim)
-        _store_key[(count,)](x, steps, weight, eps, *places, *sizes, **_OPTIONS)
+        _store_key[(count,)](x, steps, weight, eps, *places, *sizes, num_warps=_WARPS, **EXACT_OPTIONS)

@@ -1,10 +1,14 @@
 // One product of the experts on Hopper: out^T = W x^T for a tile of 256 weight rows and BN rows of one expert.
 //
-// Warp 0 of the last warpgroup copies weight words and scales to shared memory, warp 1 the rows; two warpgroups decode
-// words in registers and multiply. Warpgroup w takes rows 64w.. of the first 128 weight rows of the tile and of the
-// second 128. The text in front of this file defines BN (columns), BLOCKS (K / 256), ROWS (rows of the weight),
-// GATE_UP (1: first and second are gate and up, the epilogue applies the activation; 0: 256 rows of down), W_UNITS,
-// X_UNITS (stages), EXPERTS (FP4), SHARED (1: a further, FP8 expert) and the function wgmma.
+// Warp 0 of the last warpgroup copies weight words and scales to shared memory, warp 1 the rows; GROUPS warpgroups
+// decode words in registers and multiply. The 256 rows are four operands of 64, each made of 16 rows a warp; for gate
+// and up these are 8 rows of gate above 8 of up, so that a thread holds both of an output. A warp that multiplies from
+// registers waits until the tensor core has taken them: with few columns four warpgroups of one operand each keep it
+// busy, with many columns two warpgroups of two operands fit the registers.
+//
+// The text in front of this file defines BN (columns), BLOCKS (K / 256), ROWS (rows of the weight), GATE_UP (1: 128
+// rows of gate and 128 of up, the epilogue applies the activation; 0: 256 rows of down), GROUPS, STEP (planes a batch of
+// multiplications), W_UNITS, X_UNITS (stages) and the function wgmma.
 //
 // Layouts: rows in tiles [K / 64][slots / 8][8][64] of bfloat16, 16-byte chunk c of row r at c ^ (r % 8), which is what
 // a 128-byte swizzled operand wants; words and scales as in `packing`. A unit is 64 bytes of words for every row.
@@ -12,11 +16,12 @@
 typedef unsigned long long u64;
 typedef unsigned int u32;
 
+constexpr int TILES = 4 / GROUPS, CONSUMERS = GROUPS * 128;
 constexpr int UNIT_BYTES = 16384 + 2048, X_BYTES = BN * 128;
 constexpr int W_RING = 0, X_RING = W_UNITS * UNIT_BYTES, PITCH = 528;
 constexpr int STAGING = GATE_UP ? 2 * X_BYTES : BN * PITCH;
 constexpr int X_END = X_RING + (X_UNITS * X_BYTES > STAGING ? X_UNITS * X_BYTES : STAGING);
-constexpr int BARRIERS = X_END, AMAX = BARRIERS + 512, COLUMN = AMAX + 8 * BN * 4;
+constexpr int BARRIERS = X_END, AMAX = BARRIERS + 512, COLUMN = AMAX + 16 * BN * 4;
 constexpr int SHARED_BYTES = COLUMN + BN * 8;
 constexpr u32 FP4_MASK = 0x81C081C0u;
 
@@ -58,6 +63,10 @@ __device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b, u32 c,
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d) : "memory");
 }
+__device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b)
+               : "memory");
+}
 __device__ __forceinline__ u32 times(u32 pair, u32 scale) {
   u32 out;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(scale));
@@ -70,6 +79,10 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
 }
 __device__ __forceinline__ float rounded(float x) { return __uint_as_float((pack_bf16(x, x) & 0xFFFFu) << 16); }
 __device__ __forceinline__ u32 turned(u32 x, int bits) { return __funnelshift_r(x, x, bits); }
+
+// Work of this grid that does not need the results of the one before may be done ahead of grid_wait.
+__device__ __forceinline__ void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_grid_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Byte PLANE of 8 exponent fields as a pair of equal bfloat16 powers of two.
 template <int PLANE>
@@ -115,13 +128,14 @@ struct Tile {
   int expert, slot, columns, padded;  // columns: rows of the expert in this tile; padded: to a multiple of 8
 };
 
-__device__ __forceinline__ Tile find_tile(const int* starts, int index) {
+// Tile `index` of the experts from..to.
+__device__ __forceinline__ Tile find_tile(const int* starts, int from, int to, int index) {
   const int lane = threadIdx.x & 31;
   int before = 0;
   Tile tile{-1, 0, 0, 0};
-  for (int first = 0; first < EXPERTS + SHARED; first += 32) {
+  for (int first = from; first < to; first += 32) {
     const int expert = first + lane;
-    const bool inside = expert < EXPERTS + SHARED;
+    const bool inside = expert < to;
     const int start = inside ? starts[expert] : 0, count = inside ? starts[expert + 1] - start : 0;
     const int tiles = (count + BN - 1) / BN;
     int sum = tiles;
@@ -174,6 +188,7 @@ __device__ __forceinline__ void produce_words(Ring ring, const char* words, cons
 }
 
 __device__ __forceinline__ void produce_rows(Ring ring, const char* x, int slot, int groups) {
+  if (!GATE_UP) grid_wait();
 #pragma unroll 1
   for (int unit = 0; unit < BLOCKS * 4; unit++) {
     const u32 full = ring.acquire();
@@ -187,9 +202,10 @@ struct Consumer {
   Ring words, rows;
   u32 word_row, scale_row;  // this thread's place in a unit: for ldmatrix, for scales
   int warp, lane;
-  uint2 fields[2][2];
-  u32 a[2][8], b[2][8], left[2][2][8];
-  float acc[2][BN / 2];
+  bool is_first;
+  uint2 fields[TILES][2];
+  u32 a[TILES][8], b[TILES][8], left[2][STEP][TILES][8];
+  float acc[TILES][BN / 2];
 
   __device__ __forceinline__ void release(Ring& ring, int behind) {
     __syncwarp();
@@ -198,19 +214,18 @@ struct Consumer {
     if (lane == 0) barrier_arrive(ring.empty + 8 * stage);
   }
   __device__ __forceinline__ void load_words(u32 (*to)[8], bool scales) {
+    constexpr int HALF_ROWS = GATE_UP ? 128 : 8, TILE_ROWS = GATE_UP ? 32 : 64;
     words.wait();
     const u32 unit = words.data();
 #pragma unroll
-    for (int tile = 0; tile < 2; tile++) {
+    for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
-      for (int step = 0; step < 2; step++) {
-        const u32 row = unit + tile * 8192 + word_row;
-        load_matrices(to[tile] + 4 * step, row ^ (step * 32));
-      }
+      for (int step = 0; step < 2; step++)
+        load_matrices(to[tile] + 4 * step, (unit + tile * TILE_ROWS * 64 + word_row) ^ (step * 32));
       if (scales) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const u32 from = unit + 16384 + tile * 1024 + scale_row + half * 64;
+          const u32 from = unit + 16384 + scale_row + tile * TILE_ROWS * 8 + half * HALF_ROWS * 8;
           asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
                        : "=r"(fields[tile][half].x), "=r"(fields[tile][half].y) : "r"(from) : "memory");
         }
@@ -220,10 +235,9 @@ struct Consumer {
     words.next();
   }
   template <int PLANE, bool FP4>
-  __device__ __forceinline__ void multiply_plane() {
-    u32(*operand)[8] = left[PLANE & 1];
+  __device__ __forceinline__ void decode(u32 (*operand)[8]) {
 #pragma unroll
-    for (int tile = 0; tile < 2; tile++) {
+    for (int tile = 0; tile < TILES; tile++) {
       const u32 scale[2] = {multiplier<PLANE>(fields[tile][0]), multiplier<PLANE>(fields[tile][1])};
 #pragma unroll
       for (int i = 0; i < 8; i++) {
@@ -233,24 +247,34 @@ struct Consumer {
         operand[tile][i] = times(pair, scale[i & 1]);
       }
     }
-    if constexpr (PLANE % 2 == 0) rows.wait();
-    const u64 operand_b = (u64(1) << 62) | (u64(64) << 32) | (u64(1) << 16) |
-                          ((rows.data() + (PLANE & 1) * 64) >> 4 & 0x3FFF);
+  }
+  // PLANE is the last plane decoded, the batch ends with it.
+  template <int PLANE>
+  __device__ __forceinline__ void multiply() {
+    constexpr int FIRST = PLANE - STEP + 1;
+    if constexpr (FIRST % 2 == 0) rows.wait();
+    const u64 operand_b =
+        (u64(1) << 62) | (u64(64) << 32) | (u64(1) << 16) | (rows.data() + (FIRST & 1) * 64) >> 4 & 0x3FFF;
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int step = 0; step < 2; step++) {
+    for (int step = 0; step < 2 * STEP; step++) {
 #pragma unroll
-      for (int tile = 0; tile < 2; tile++) wgmma(acc[tile], operand[tile] + 4 * step, operand_b + 2 * step);
+      for (int tile = 0; tile < TILES; tile++)
+        wgmma(acc[tile], left[PLANE / STEP & 1][step / 2][tile] + 4 * (step & 1), operand_b + 2 * step);
     }
     asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
-    if constexpr (PLANE % 2 == 0) {
+    // The batch before is done, which was the last to read the unit before this one.
+    if constexpr (FIRST % 2 == 0) {
       if (!is_first) release(rows, 1);
       is_first = false;
-    } else {
-      rows.next();
     }
+    if constexpr (PLANE % 2 == 1) rows.next();
   }
-  bool is_first;
+  template <int PLANE, bool FP4>
+  __device__ __forceinline__ void plane() {
+    decode<PLANE, FP4>(left[PLANE / STEP & 1][PLANE % STEP]);
+    if constexpr (PLANE % STEP == STEP - 1) multiply<PLANE>();
+  }
   template <bool FP4>
   __device__ __forceinline__ void run() {
     is_first = true;
@@ -258,22 +282,22 @@ struct Consumer {
     for (int block = 0; block < BLOCKS; block++) {
       load_words(a, true);
       if constexpr (FP4) load_words(b, false);
-      multiply_plane<0, FP4>();
-      multiply_plane<1, FP4>();
+      plane<0, FP4>();
+      plane<1, FP4>();
       if constexpr (!FP4) load_words(a, false);
-      multiply_plane<2, FP4>();
+      plane<2, FP4>();
       if constexpr (FP4) {
 #pragma unroll
-        for (int i = 0; i < 16; i++)
+        for (int i = 0; i < 8 * TILES; i++)
           a[i / 8][i % 8] = (a[i / 8][i % 8] & 0x0C180C18u) | ((b[i / 8][i % 8] << 2) & ~0x0C180C18u);
       }
-      multiply_plane<3, FP4>();
+      plane<3, FP4>();
       if constexpr (!FP4) load_words(a, false);
-      multiply_plane<4, FP4>();
-      multiply_plane<5, FP4>();
+      plane<4, FP4>();
+      plane<5, FP4>();
       if constexpr (!FP4) load_words(a, false);
-      multiply_plane<6, FP4>();
-      multiply_plane<7, FP4>();
+      plane<6, FP4>();
+      plane<7, FP4>();
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 # Shared memory that a block can have, without what the kernel takes beside its two rings.
-_RINGS = 220 * 1024
+_RINGS = 217 * 1024
 _UNIT_BYTES = 16384 + 2048
 
 
@@ -16,17 +16,33 @@ def stages(columns: int) -> tuple[int, int]:
     return min(8, (_RINGS - row_units * columns * 128) // _UNIT_BYTES), row_units
 
 
-def source(*, columns: int, rows: int, blocks: int, gate_up: bool, experts: int, shared: bool) -> str:
+def groups(columns: int) -> int:
+    """Warpgroups that multiply."""
+    return 2 if columns > 64 else 4
+
+
+def planes_at_once(columns: int) -> int:
+    """Planes of 32 that a batch of multiplications takes."""
+    return 1 if columns > 64 else 2
+
+
+def source(*, columns: int, rows: int, blocks: int, gate_up: bool) -> str:
     """CUDA text with the sizes of `hopper.cuh` in front."""
     words, units = stages(columns)
     sizes = {
-        "BN": columns, "ROWS": rows, "BLOCKS": blocks, "GATE_UP": int(gate_up), "EXPERTS": experts,
-        "SHARED": int(shared), "W_UNITS": words, "X_UNITS": units,
-    }  # fmt: skip
+        "BN": columns,
+        "ROWS": rows,
+        "BLOCKS": blocks,
+        "GATE_UP": int(gate_up),
+        "W_UNITS": words,
+        "X_UNITS": units,
+        "GROUPS": groups(columns),
+        "STEP": planes_at_once(columns),
+    }
     defines = "\n".join(f"#define {name} {value}" for name, value in sizes.items())
     # The names end here: TileLang puts its own headers behind this text.
     ends = "\n".join(f"#undef {name}" for name in sizes)
-    return "\n".join((defines, _wgmma(columns), *(_FOLDER.joinpath(name).read_text() for name in _FILES), ends))
+    return "\n".join((defines, _wgmma(columns), *(_FOLDER.joinpath(name).read_text() for name in _FILES), ends, ""))
 
 
 _FILES = ("hopper.cuh", "hopper_epilogue.cuh")
@@ -49,20 +65,22 @@ __device__ __forceinline__ void wgmma(float* d, const unsigned int* a, unsigned 
 
 
 @functools.cache
-def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool, experts: int, shared: bool):
+def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool):
     """The kernel of one shape; it is compiled on first use.
 
     It takes x (tiled rows), words, scales, the shared expert's words and scales, starts, slot_pair, slot_weight, out
-    (tiled rows for gate_up, else rows), limit, groups (of 8 slots in x, and in out for gate_up) and the row tiles.
+    (tiled rows for gate_up, else rows), limit, groups (of 8 slots in x, and in out for gate_up), the number of experts
+    (which is the index of the shared one), the range of experts to run and a bound on their row tiles.
     """
     import tilelang
     import tilelang.language as T
     from tvm.target import Target
 
-    text = source(columns=columns, rows=rows, blocks=blocks, gate_up=gate_up, experts=experts, shared=shared)
+    text = source(columns=columns, rows=rows, blocks=blocks, gate_up=gate_up)
     word_units, row_units = stages(columns)
     staging = max(row_units * columns * 128, 2 * columns * 128 if gate_up else columns * 528)
-    memory = word_units * _UNIT_BYTES + staging + 512 + 8 * columns * 4 + columns * 8
+    memory = word_units * _UNIT_BYTES + staging + 512 + 16 * columns * 4 + columns * 8
+    threads = 128 * groups(columns) + 128
     target = Target({"kind": "cuda", "arch": "sm_90a"})
     with target:
         sizes = [T.dynamic(f"size_{i}") for i in range(9)]
@@ -80,9 +98,12 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool, experts: in
             out: T.Tensor((sizes[8],), T.bfloat16),
             limit: T.float32,
             groups: T.int32,
+            experts: T.int32,
+            first: T.int32,
+            last: T.int32,
             tiles: T.int32,
         ):
-            with T.Kernel(rows // 256, tiles, threads=384, prelude=text):
+            with T.Kernel(rows // 256, tiles, threads=threads, prelude=text):
                 memory_bytes = T.alloc_shared((memory,), T.uint8, scope="shared.dyn")
                 T.call_extern(
                     "handle",
@@ -98,7 +119,12 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool, experts: in
                     T.access_ptr(out, "w"),
                     limit,
                     groups,
+                    experts,
+                    first,
+                    last,
                     T.access_ptr(memory_bytes, "rw"),
                 )
+                # This is what makes TileLang launch the grid before the one ahead has ended; the body waits itself.
+                T.pdl_sync()
 
         return tilelang.compile(hopper_experts, out_idx=None, target=target)

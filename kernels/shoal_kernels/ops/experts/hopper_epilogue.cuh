@@ -6,85 +6,85 @@ __device__ __forceinline__ float activation(float gate, float up, float weight, 
   return __fdividef(gate, 1.0f + __expf(-gate)) * up * weight;
 }
 
-// acc[0], acc[1] are gate and up: u = Q8 of the activation, in the tiled layout of the next product's rows.
+// acc holds gate (elements 0, 1 of four) and up (2, 3): u = Q8 of the activation, in the tiled layout of the next
+// product's rows. A warpgroup's operand is one group of 32 for Q8, a warp 8 of it.
 __device__ __forceinline__ void store_activation(Consumer& c, char* smem, u32 base, const Tile& tile, float limit,
                                                  char* out, int groups) {
-  const int lane = c.lane, pair = 2 * (lane & 3), group = threadIdx.x / 128, warp = c.warp & 3;
+  const int lane = c.lane, pair = 2 * (lane & 3), warp = c.warp & 3, first = c.warp / 4 * TILES;
   const float* weight = (const float*)(smem + COLUMN);
   float* amax = (float*)(smem + AMAX);
-  float(&u)[BN / 2] = c.acc[0];
 #pragma unroll
-  for (int j = 0; j < BN / 8; j++) {
+  for (int t = 0; t < TILES; t++) {
 #pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int column = 8 * j + pair + e;
-      const float w = weight[column];
-      u[4 * j + e] = activation(c.acc[0][4 * j + e], c.acc[1][4 * j + e], w, limit);
-      u[4 * j + 2 + e] = activation(c.acc[0][4 * j + 2 + e], c.acc[1][4 * j + 2 + e], w, limit);
-      float largest = fmaxf(fabsf(u[4 * j + e]), fabsf(u[4 * j + 2 + e]));
+    for (int i = 0; i < BN / 4; i++) {
+      const int at = i / 2 * 4 + (i & 1), column = 8 * (i / 2) + pair + (i & 1);
+      c.acc[t][at] = activation(c.acc[t][at], c.acc[t][at + 2], weight[column], limit);
+      float largest = fabsf(c.acc[t][at]);
 #pragma unroll
       for (int d = 4; d < 32; d *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
-      if (lane < 4) amax[c.warp * BN + column] = largest;
+      if (lane < 4) amax[((first + t) * 4 + warp) * BN + column] = largest;
     }
   }
   // Also: every multiplication has read its rows, so their memory is free for the output.
-  named_barrier(1, 256);
+  named_barrier(1, CONSUMERS);
 #pragma unroll
-  for (int j = 0; j < BN / 8; j += 2) {
-    u32 packed[4];
+  for (int t = 0; t < TILES; t++) {
+    const float* group = amax + (first + t) * 4 * BN;
+    const int chunk = ((first + t) & 1) * 4 + warp;
+    const u32 block = base + X_RING + (first + t) / 2 * X_BYTES;
 #pragma unroll
-    for (int block = 0; block < 2; block++) {
-      const int first = 4 * (j + block);
-      float low[2], high[2];
+    for (int j = 0; j < BN / 8; j += 2) {
+      u32 packed[2];
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const int column = 8 * (j + block) + pair + e;
-        const float largest = fmaxf(fmaxf(amax[c.warp * BN + column], amax[(c.warp ^ 1) * BN + column]), 1e-4f);
-        const u32 scale = (__float_as_uint(__fdiv_rn(largest, 448.0f)) + 0x007FFFFFu) & 0x7F800000u;
-        const float inverse = __uint_as_float(0x7F000000u - scale);
+      for (int k = 0; k < 2; k++) {
+        const float* u = c.acc[t] + 4 * (j + k);
+        u32 scale[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int column = 8 * (j + k) + pair + e;
+          const float largest = fmaxf(fmaxf(fmaxf(group[column], group[BN + column]),
+                                            fmaxf(group[2 * BN + column], group[3 * BN + column])), 1e-4f);
+          scale[e] = (__float_as_uint(__fdiv_rn(largest, 448.0f)) + 0x007FFFFFu) & 0x7F800000u;
+        }
         unsigned short bytes;
         u32 halves;
+        float low, high;
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bytes)
-            : "f"(u[first + 2 + e] * inverse), "f"(u[first + e] * inverse));
+            : "f"(u[1] * __uint_as_float(0x7F000000u - scale[1])), "f"(u[0] * __uint_as_float(0x7F000000u - scale[0])));
         asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(bytes));
-        float values[2];
         asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-            : "=f"(values[0]), "=f"(values[1]) : "r"(halves));
-        low[e] = values[0] * __uint_as_float(scale);
-        high[e] = values[1] * __uint_as_float(scale);
+            : "=f"(low), "=f"(high) : "r"(halves));
+        packed[k] = pack_bf16(low * __uint_as_float(scale[0]), high * __uint_as_float(scale[1]));
       }
-      packed[2 * block] = pack_bf16(low[0], low[1]);
-      packed[2 * block + 1] = pack_bf16(high[0], high[1]);
+      const int column = 8 * j + (lane & 15);
+      store_matrices(block + column * 128 + ((chunk ^ (column & 7)) * 16), packed[0], packed[1]);
     }
-    const int column = 8 * j + (lane & 7) + (lane & 16) / 2, chunk = 2 * warp + (lane >> 3 & 1);
-    store_matrices(base + X_RING + group * X_BYTES + column * 128 + ((chunk ^ (column & 7)) * 16), packed[0],
-                   packed[1], packed[2], packed[3]);
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  named_barrier(2 + group, 128);
-  if (threadIdx.x % 128 == 0) {
-    const size_t block = blockIdx.x * 2 + group;
-    copy_out(out + (block * groups + tile.slot / 8) * 1024, base + X_RING + group * X_BYTES, tile.padded * 128);
+  named_barrier(1, CONSUMERS);
+  if (threadIdx.x < 2) {
+    const size_t block = blockIdx.x * 2 + threadIdx.x;
+    copy_out(out + (block * groups + tile.slot / 8) * 1024, base + X_RING + threadIdx.x * X_BYTES, tile.padded * 128);
     copies_out_done();
   }
 }
 
-// acc[0], acc[1] are rows 64w.. and 128 + 64w.. of down: bfloat16 to the rows of the pairs.
+// acc holds 64 rows of down an operand: bfloat16 to the rows of the pairs.
 __device__ __forceinline__ void store_outputs(Consumer& c, char* smem, u32 base, const Tile& tile, char* out) {
-  const int lane = c.lane, group = threadIdx.x / 128, warp = c.warp & 3;
-  named_barrier(1, 256);
+  const int lane = c.lane, warp = c.warp & 3, first = c.warp / 4 * TILES;
+  named_barrier(1, CONSUMERS);
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
+  for (int t = 0; t < TILES; t++) {
 #pragma unroll
     for (int j = 0; j < BN / 8; j += 2) {
-      const float* v = c.acc[half] + 4 * j;
-      const int column = 8 * j + (lane & 7) + (lane & 16) / 2, chunk = 16 * half + 8 * group + 2 * warp + (lane >> 3 & 1);
+      const float* v = c.acc[t] + 4 * j;
+      const int column = 8 * j + (lane & 7) + (lane & 16) / 2, chunk = 8 * (first + t) + 2 * warp + (lane >> 3 & 1);
       store_matrices(base + X_RING + column * PITCH + chunk * 16, pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
                      pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
     }
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  named_barrier(1, 256);
+  named_barrier(1, CONSUMERS);
   const int* pairs = (const int*)(smem + COLUMN + BN * 4);
   if (threadIdx.x < tile.columns) {
     const size_t row = pairs[threadIdx.x];
@@ -96,46 +96,59 @@ __device__ __forceinline__ void store_outputs(Consumer& c, char* smem, u32 base,
 __device__ __forceinline__ void expert_product(const void* x, const void* words, const void* scales,
                                                const void* shared_words, const void* shared_scales, const int* starts,
                                                const int* slot_pair, const float* slot_weight, void* out, float limit,
-                                               int groups, unsigned char* memory) {
+                                               int groups, int experts, int from, int to, unsigned char* memory) {
   char* smem = (char*)memory;
   const u32 base = address_of(smem), bars = base + BARRIERS;
-  const Tile tile = find_tile(starts, blockIdx.y);
-  if (tile.expert < 0) return;
-  const bool is_shared = SHARED && tile.expert == EXPERTS;
   const Ring word_ring(bars, base + W_RING, W_UNITS, UNIT_BYTES);
   const Ring row_ring(bars + 16 * W_UNITS, base + X_RING, X_UNITS, X_BYTES);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < W_UNITS; i++) barrier_init(word_ring.full + 8 * i, 1), barrier_init(word_ring.empty + 8 * i, 8);
-    for (int i = 0; i < X_UNITS; i++) barrier_init(row_ring.full + 8 * i, 1), barrier_init(row_ring.empty + 8 * i, 8);
+    for (int i = 0; i < W_UNITS; i++) {
+      barrier_init(word_ring.full + 8 * i, 1);
+      barrier_init(word_ring.empty + 8 * i, GROUPS * 4);
+    }
+    for (int i = 0; i < X_UNITS; i++) {
+      barrier_init(row_ring.full + 8 * i, 1);
+      barrier_init(row_ring.empty + 8 * i, GROUPS * 4);
+    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  for (int i = threadIdx.x; i < BN; i += 384) {
-    const bool inside = i < tile.columns;
-    ((float*)(smem + COLUMN))[i] = inside ? slot_weight[tile.slot + i] : 0.0f;
-    ((int*)(smem + COLUMN + BN * 4))[i] = inside ? slot_pair[tile.slot + i] : 0;
-  }
   __syncthreads();
-  if (threadIdx.x >= 256) {
+  // The rows' places are known once the gate and up grid runs: it waits for them before it lets the down grid start,
+  // which therefore waits in front of its rows only.
+  if (GATE_UP) grid_wait();
+  let_next_grid_start();
+  const Tile tile = find_tile(starts, from, to, blockIdx.y);
+  if (tile.expert < 0) return;
+  const bool is_shared = tile.expert == experts;
+  if (threadIdx.x >= CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 256) {
+    if (threadIdx.x == CONSUMERS) {
       const size_t expert = is_shared ? 0 : tile.expert;
       const int units = is_shared ? 4 : 2;
       produce_words(word_ring, (const char*)(is_shared ? shared_words : words) + expert * BLOCKS * units * ROWS * 64,
                     (const char*)(is_shared ? shared_scales : scales) + expert * BLOCKS * ROWS * 8, units);
-    } else if (threadIdx.x == 288) {
+    } else if (threadIdx.x == CONSUMERS + 32) {
       produce_rows(row_ring, (const char*)x, tile.slot, groups);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, row = 64 * (warp / 4) + 16 * (warp & 3);
+    if constexpr (GROUPS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    else asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    if (threadIdx.x < BN) {
+      const bool inside = threadIdx.x < tile.columns;
+      ((float*)(smem + COLUMN))[threadIdx.x] = inside ? slot_weight[tile.slot + threadIdx.x] : 0.0f;
+      ((int*)(smem + COLUMN + BN * 4))[threadIdx.x] = inside ? slot_pair[tile.slot + threadIdx.x] : 0;
+    }
+    named_barrier(1, CONSUMERS);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, place = warp / 4 * TILES;
     Consumer c{word_ring, row_ring};
     c.lane = lane, c.warp = warp;
-    const int from = row + (lane & 15);
+    const int row = GATE_UP ? place * 32 + (warp & 3) * 8 : place * 64 + (warp & 3) * 16;
+    const int from = row + (lane & 7) + (lane >> 3 & 1) * (GATE_UP ? 128 : 8);
     c.word_row = from * 64 + (((lane >> 4) ^ (from >> 1 & 3)) * 16);
     c.scale_row = (row + lane / 4) * 8;
 #pragma unroll
-    for (int i = 0; i < BN / 2; i++) c.acc[0][i] = 0.0f, c.acc[1][i] = 0.0f;
-    if (SHARED && is_shared) c.template run<false>();
+    for (int i = 0; i < TILES * BN / 2; i++) c.acc[i / (BN / 2)][i % (BN / 2)] = 0.0f;
+    if (is_shared) c.template run<false>();
     else c.template run<true>();
     if (GATE_UP) store_activation(c, smem, base, tile, limit, (char*)out, groups);
     else store_outputs(c, smem, base, tile, (char*)out);

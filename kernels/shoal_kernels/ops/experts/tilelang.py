@@ -5,6 +5,7 @@ and the tensor core, in the registers that are its left operand. Other chips and
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,9 +56,14 @@ def _is_hopper(device: int | None) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
-def row_tile(pairs: int, num_experts: int) -> int:
-    """Rows of an expert that one tile takes: about what an expert gets. It changes no bits."""
-    expected = -(-pairs // num_experts)
+def row_tile(expected: int, *, certain: bool) -> int:
+    """Rows of an expert that one tile takes, for the number of rows that an expert gets. It changes no bits.
+
+    Few rows should fit one tile, since the next one reads the expert again: unless their number is certain, two
+    standard deviations are added.
+    """
+    if not certain and expected <= _COLUMNS[-1]:
+        expected += 2 * math.isqrt(expected)
     each = -(-expected // -(-expected // _COLUMNS[-1]))
     return next(columns for columns in _COLUMNS if columns >= each)
 
@@ -69,20 +75,30 @@ def _run(
     ids = ids.contiguous()
     pairs = ids.numel()
     slots = spread_rows(x.contiguous(), ids, weights.contiguous(), count, shared=shared is not None)
-    columns = row_tile(pairs, count)
-    tiles = min(pairs, -(-pairs // columns) + count) + (0 if shared is None else -(-rows // columns))
     u = torch.empty(inner * slots.groups * 8, dtype=x.dtype, device=x.device)
     parts = torch.empty(pairs + (0 if shared is None else rows), dim, dtype=x.dtype, device=x.device)
     other = routed if shared is None else shared
-    common = {"columns": columns, "experts": count, "shared": shared is not None}
     places = slots.starts, slots.slot_pair, slots.slot_weight
-    for kernel, source, side, out in (
-        (compiled(rows=2 * inner, blocks=dim // 256, gate_up=True, **common), slots.x, "gate_up", u),
-        (compiled(rows=dim, blocks=inner // 256, gate_up=False, **common), u, "down", parts.view(-1)),
+    for side, depth, out_rows, source, out in (
+        ("gate_up", dim, 2 * inner, slots.x, u),
+        ("down", inner, dim, u, parts.view(-1)),
     ):
-        words, scales, other_words, other_scales = (
-            getattr(each, name).view(-1) for each in (routed, other) for name in (side, f"{side}_scale")
-        )
-        kernel(source, words, scales, other_words, other_scales, *places, out, limit, slots.groups, tiles)
+        stored = [getattr(each, name).view(-1) for each in (routed, other) for name in (side, f"{side}_scale")]
+        for columns, first, last, tiles in _launches(pairs, rows, count, shared is not None):
+            kernel = compiled(columns=columns, rows=out_rows, blocks=depth // 256, gate_up=side == "gate_up")
+            kernel(source, *stored, *places, out, limit, slots.groups, count, first, last, tiles)
     both = None if shared is None else parts[pairs:]
     return combine(ids, parts[:pairs].view(rows, ids.shape[1], dim), both)
+
+
+def _launches(pairs: int, rows: int, count: int, shared: bool) -> list[tuple[int, int, int, int]]:
+    """(columns, first and last expert, row tiles) of every grid; the shared expert joins the others if it has about as
+    many rows as one of them, else its many rows would run in their narrow tiles."""
+    columns = row_tile(-(-pairs // count), certain=pairs == rows * count)
+    own = row_tile(rows, certain=True)
+    tiles, own_tiles = min(pairs, -(-pairs // columns) + count), -(-rows // own)
+    if not shared:
+        return [(columns, 0, count, tiles)]
+    if own <= columns:
+        return [(columns, 0, count + 1, tiles + -(-rows // columns))]
+    return [(columns, 0, count, tiles), (own, count, count + 1, own_tiles)]

@@ -216,9 +216,14 @@ def _apply(
     unused = starts
     joined = _joins_planes(x.device)
     common = {
-        "JOINED": joined, "ROUTED": order is not None, "FP4": expert_weights.down.shape[2] == FP4_WORDS,
-        "BLOCK_N": block_n, "EXPERTS": triton.next_power_of_2(count), "num_warps": 8 if joined or block_n > 64 else 4, "num_stages": 2,
-    }  # fmt: skip
+        "JOINED": joined,
+        "ROUTED": order is not None,
+        "FP4": expert_weights.down.shape[2] == FP4_WORDS,
+        "BLOCK_N": block_n,
+        "EXPERTS": triton.next_power_of_2(count),
+        "num_warps": 8 if joined or block_n > 64 else 4,
+        "num_stages": 2,
+    }
     block_m = 128
     _gate_up[(triton.cdiv(inner, block_m), tiles)](
         x, expert_weights.gate_up, expert_weights.gate_up_scale, starts, unused if order is None else order,

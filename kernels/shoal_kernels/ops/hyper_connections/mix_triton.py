@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """mix on an accelerator: a skinny product on the tensor cores, then sigmoids and Sinkhorn.
 
-The product over K = N*D is cut into segments of `SEGMENT`, each summed by the tensor core alone; four neighbours are
-added in order to a group, and the groups in order to the total. A program of the first kernel writes one segment or
-one group; both give the same additions, so the choice follows the number of rows and the bits do not.
+The product over K = N*D is cut into segments of `SEGMENT`, each summed by the tensor core alone and written as a
+partial sum; the second kernel adds the segments in order. Cut and tile are fixed, so a row's bits do not depend on its
+batch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from torch import Tensor
 
 from shoal_kernels import triton_lib as lib
 
-SEGMENT, BLOCK_K, GROUP = 256, 64, 4
+SEGMENT, BLOCK_K, BLOCK_R = 640, 64, 64
+WARPS = 4
 COLUMNS = 32
 """Columns of a partial sum: the (2 + N) * N products, then the sum of squares, then padding."""
-_FINISH_ROWS = 4
+_FINISH_ROWS, _FINISH_WARPS = 4, 1
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -33,42 +34,36 @@ def partial_kernel(
     COLS: tl.constexpr,
     LENGTH: tl.constexpr,
     STEP: tl.constexpr,
-    PER_PROGRAM: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Sums of streams [rows, K] times fn [M, PARTS, K] over some segments: out [programs, rows, COLS] float32.
+    """Sums over one segment of streams [rows, K] times fn [M, PARTS, K]: out [segments, rows, COLS] float32.
 
-    The parts of an output are neighbouring columns of the product.
+    The parts of an output are neighbouring columns of the product. Squares are summed by the tensor core too, as the
+    diagonal of the tile times itself: a tile that a product reads from shared memory and a sum reads from registers
+    loses a buffer in Triton's pipeline (3.6, 3.7), and the next load overwrites what the product still reads.
     """
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLS * PARTS)
     step = tl.arange(0, STEP)
-    first = tl.program_id(1) * (PER_PROGRAM * LENGTH)
+    first = tl.program_id(1) * LENGTH
     left = streams + row.to(tl.int64)[:, None] * K + step[None, :]
     right = fn + column[:, None] * K + step[None, :]
-    index = tl.arange(0, COLS)
 
-    STEPS: tl.constexpr = LENGTH // STEP
-    total = tl.zeros((BLOCK_R, COLS), tl.float32)
-    product = tl.zeros((BLOCK_R, COLS * PARTS), tl.float32)
-    # Eight neighbours are summed within a thread; their sums meet once per segment.
-    squares = tl.zeros((BLOCK_R, STEP // 8), tl.float32)
-    for i in range(PER_PROGRAM * STEPS):
+    product = tl.zeros((BLOCK, COLS * PARTS), tl.float32)
+    squares = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for i in range(LENGTH // STEP):
         k = first + i * STEP
         inside = k + step < K
         a = tl.load(left + k, mask=(row < rows)[:, None] & inside[None, :], other=0.0)
         b = tl.load(right + k, mask=(column < M * PARTS)[:, None] & inside[None, :], other=0.0)
         product = lib.dot(a, tl.trans(b), product)
-        wide = a.to(tl.float32)
-        squares += tl.sum(tl.reshape(wide * wide, (BLOCK_R, STEP // 8, 8)), 2)
-        if (i + 1) % STEPS == 0:
-            segment = tl.sum(tl.reshape(product, (BLOCK_R, COLS, PARTS)), 2)
-            square = tl.sum(squares, 1)
-            total += tl.where(index[None, :] == M, square[:, None], segment)
-            product = tl.zeros((BLOCK_R, COLS * PARTS), tl.float32)
-            squares = tl.zeros((BLOCK_R, STEP // 8), tl.float32)
+        squares = lib.dot(a, tl.trans(a), squares)
+
+    index, own = tl.arange(0, COLS), tl.arange(0, BLOCK)
+    sums = tl.sum(tl.reshape(product, (BLOCK, COLS, PARTS)), 2)
+    square = tl.sum(tl.where(own[:, None] == own[None, :], squares, 0.0), 1)
     place = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * COLS + index[None, :]
-    tl.store(out + place, total, mask=(row < rows)[:, None])
+    tl.store(out + place, tl.where(index[None, :] == M, square[:, None], sums), mask=(row < rows)[:, None])
 
 
 @triton.jit
@@ -123,27 +118,26 @@ def finish_kernel(
     eps,
     rms_eps,
     K: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PER_GROUP: tl.constexpr,
-    BLOCK_G: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     COLS: tl.constexpr,
     ITERATIONS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Coefficients of BLOCK_R rows from partials [GROUPS * PER_GROUP, rows, COLS], for four streams.
+    """Coefficients of BLOCK rows from partials [SEGMENTS, rows, COLS], for four streams.
 
-    A thread holds its row's 4 x 4 matrix in registers.
+    A lane holds its row's 4 x 4 matrix in registers.
     """
     N: tl.constexpr = 4
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     index = tl.arange(0, COLS)
-    group = tl.arange(0, BLOCK_G)[:, None, None]
-    mask = (group < GROUPS) & (row < rows)[None, :, None]
-    at = (group * PER_GROUP * rows + row[None, :, None]).to(tl.int64) * COLS + index[None, None, :]
-    sums = tl.load(partials + at, mask=mask, other=0.0)
-    for s in tl.static_range(1, PER_GROUP):
-        sums += tl.load(partials + at + s * rows * COLS, mask=mask, other=0.0)
-    total = tl.sum(sums, 0)
+    # Rows vary fastest: the lanes of a warp then hold the rows, each lane all segments of its row, and the sum over
+    # them stays in registers.
+    place = tl.arange(0, BLOCK_S * BLOCK)
+    segment, place_row = place // BLOCK, tl.program_id(0) * BLOCK + place % BLOCK
+    mask = ((segment < SEGMENTS) & (place_row < rows))[:, None]
+    at = (segment * rows + place_row).to(tl.int64)[:, None] * COLS + index[None, :]
+    total = tl.sum(tl.reshape(tl.load(partials + at, mask=mask, other=0.0), (BLOCK_S, BLOCK, COLS)), 0)
 
     mean = tl.math.div_rn(_column(total, index, N * (N + 2)), K * 1.0)
     factor = tl.math.div_rn(1.0, tl.math.sqrt_rn(mean + rms_eps))
@@ -191,11 +185,9 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
     pre, post, comb = torch.empty(rows, n, **wide), torch.empty(rows, n, **wide), torch.empty(rows, n, n, **wide)
     if rows == 0:
         return pre, post, comb
-    block_r, per_program, num_warps, num_stages = _tile(rows)
-    groups = triton.cdiv(n * d, GROUP * SEGMENT)
-    programs = groups * (GROUP // per_program)
-    partials = torch.empty(programs, rows, COLUMNS, **wide)
-    partial_kernel[(triton.cdiv(rows, block_r), programs)](
+    segments = triton.cdiv(n * d, SEGMENT)
+    partials = torch.empty(segments, rows, COLUMNS, **wide)
+    partial_kernel[(triton.cdiv(rows, BLOCK_R), segments)](
         streams.contiguous(),
         weight.fn,
         partials,
@@ -206,10 +198,9 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         COLS=COLUMNS,
         LENGTH=SEGMENT,
         STEP=BLOCK_K,
-        PER_PROGRAM=per_program,
-        BLOCK_R=block_r,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        BLOCK=BLOCK_R,
+        num_warps=WARPS,
+        num_stages=_stages(rows),
         **lib.EXACT_OPTIONS,
     )
     finish_kernel[(triton.cdiv(rows, _FINISH_ROWS),)](
@@ -223,23 +214,17 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         eps,
         rms_eps,
         K=n * d,
-        GROUPS=groups,
-        PER_GROUP=GROUP // per_program,
-        BLOCK_G=triton.next_power_of_2(groups),
+        SEGMENTS=segments,
+        BLOCK_S=triton.next_power_of_2(segments),
         COLS=COLUMNS,
         ITERATIONS=iterations,
-        BLOCK_R=_FINISH_ROWS,
-        num_warps=4,
+        BLOCK=_FINISH_ROWS,
+        num_warps=_FINISH_WARPS,
         **lib.EXACT_OPTIONS,
     )
     return pre, post, comb
 
 
-# Rows of a tile, segments of a program, warps, stages. Few rows: many short programs; many: few reads of the weight.
-TILES = ((64, 1, 4, 4), (64, GROUP, 4, 4), (256, GROUP, 8, 4))
-
-
-def _tile(rows: int) -> tuple[int, int, int, int]:
-    if rows <= 64:
-        return TILES[0]
-    return TILES[1] if rows <= 512 else TILES[2]
+def _stages(rows: int) -> int:
+    """Loads in flight: many where a multiprocessor has one program, fewer where it has three or four."""
+    return 5 if rows <= 256 else 3

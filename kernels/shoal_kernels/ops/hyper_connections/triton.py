@@ -51,7 +51,7 @@ def row_kernel(
             sources = sources + (value,)  # noqa: RUF005
         if EXPAND:
             written = written + (tl.load(y + row * D + d, mask=d < D, other=0.0),)  # noqa: RUF005
-        if NORM:
+        if NORM and not EXPAND:
             scales = scales + (tl.load(weight + d, mask=d < D, other=0.0),)  # noqa: RUF005
     reads, writes, carries = (), (), ()
     for n in tl.static_range(N):
@@ -93,7 +93,9 @@ def row_kernel(
         factor = tl.math.div_rn(1.0, tl.math.sqrt_rn(mean + eps))
         for c in tl.static_range(CHUNKS):
             d = c * CHUNK + at
-            rounded = lib.round_bf16((kept[c] * factor) * scales[c])
+            # With expand there are no registers to hold them from the start.
+            scale = tl.load(weight + d, mask=d < D, other=0.0) if EXPAND else scales[c]
+            rounded = lib.round_bf16((kept[c] * factor) * scale)
             tl.store(collapsed + row * D + d, rounded, mask=d < D)
             if CAST:
                 groups = tl.reshape(rounded.to(tl.float32), (CHUNK // 32, 32))

@@ -100,7 +100,9 @@ def _unite_candidates(
     num_blocks,
     list_width,
     SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     group = tl.program_id(0)
     if group < tl.load(count):
@@ -109,22 +111,23 @@ def _unite_candidates(
         flags += group.to(tl.int64) * num_blocks
         listed += group.to(tl.int64) * list_width
         offset = tl.arange(0, CHUNK)
-        for base in range(0, num_blocks, CHUNK):
-            tl.store(flags + base + offset, tl.zeros((CHUNK,), tl.int8), mask=base + offset < num_blocks)
+        wide = tl.arange(0, WIDE)
+        for base in range(0, num_blocks, WIDE):
+            tl.store(flags + base + wide, tl.zeros((WIDE,), tl.int8), mask=base + wide < num_blocks)
         tl.debug_barrier()
         candidates += first.to(tl.int64) * num_candidates
-        for row in range(first, last):
-            visible = tl.load(n_vis + row)
+        for i in tl.static_range(GROUP):
+            visible = tl.load(n_vis + first + i, mask=first + i < last, other=0)
             for base in range(0, num_candidates, CHUNK):
                 place = base + offset
-                block = tl.load(candidates + place, mask=place < num_candidates, other=-1)
+                inside = (place < num_candidates) & (first + i < last)
+                block = tl.load(candidates + i * num_candidates + place, mask=inside, other=-1)
                 wanted = (block >= 0) & (block < num_blocks) & (block.to(tl.int64) * SIZE < visible)
                 tl.store(flags + block, tl.full((CHUNK,), 1, tl.int8), mask=wanted)
-            candidates += num_candidates
         tl.debug_barrier()
         length = 0
-        for base in range(0, num_blocks, CHUNK):
-            block = base + offset
+        for base in range(0, num_blocks, WIDE):
+            block = base + wide
             wanted = tl.load(flags + block, mask=block < num_blocks, other=0).to(tl.int32)
             tl.store(listed + length + tl.cumsum(wanted, 0) - 1, block, mask=wanted > 0)
             length += tl.sum(wanted, 0)
@@ -206,7 +209,8 @@ def unite_candidates(
         torch.empty(rows, width, dtype=torch.int32, device=candidates.device),
         torch.empty(rows, dtype=torch.int32, device=candidates.device),
     )
-    chunk = min(4096, triton.next_power_of_2(max(num_candidates, num_blocks, 16)))
+    chunk = min(2048, triton.next_power_of_2(max(num_candidates, 16)))
+    wide = min(16384, triton.next_power_of_2(max(num_blocks, 16)))
     _unite_candidates[(rows,)](
         candidates,
         n_vis,
@@ -219,8 +223,10 @@ def unite_candidates(
         num_blocks,
         width,
         SIZE=size,
+        GROUP=GROUP,
         CHUNK=chunk,
-        num_warps=8 if chunk > 1024 else 4,
+        WIDE=wide,
+        num_warps=16 if wide > 4096 else 4,
     )
     chunk = min(_CHUNK, triton.next_power_of_2(max(rows, 16)))
     _count_tiles[(1,)](united.lengths, groups.tiles, groups.count, SIZE=size, TILE=tile, CHUNK=chunk, num_warps=4)

@@ -10,8 +10,7 @@ import functools
 
 import torch
 
-from shoal_kernels.ops.indexer import pick_triton as picking
-from shoal_kernels.ops.indexer import scores_hopper
+from shoal_kernels.ops.indexer import pick_triton, scores_hopper
 from shoal_kernels.ops.indexer.row_groups import GROUP, find_groups, unite_candidates
 from shoal_kernels.ops.indexer.scores_triton import TILE, score_groups
 from shoal_kernels.ops.indexer.sort_keys import COARSE
@@ -53,6 +52,12 @@ def indexer_scores(query, weights, keys, block_table, row_seq, n_vis, precision)
 
 def indexer_select(query, weights, keys, block_table, row_seq, n_vis, k, candidates, num_blocks, block_size, precision):
     """-> entries int32 [R, k], blocks int32 [R, num_blocks]."""
+    arguments = query, weights, keys, block_table, row_seq, n_vis, k, candidates, num_blocks, block_size
+    return choose(pick_triton.pick, *arguments)
+
+
+def choose(pick, query, weights, keys, block_table, row_seq, n_vis, k, candidates, num_blocks, block_size):
+    """`indexer_select` with a function that picks the best of lists of scores, as `pick_triton.pick`."""
     rows, device = query.shape[0], query.device
     query, weights, keys, block_table, row_seq, n_vis = _contiguous(query, weights, keys, block_table, row_seq, n_vis)
     entries = torch.empty(rows, k, dtype=torch.int32, device=device)
@@ -66,9 +71,9 @@ def indexer_select(query, weights, keys, block_table, row_seq, n_vis, k, candida
         part = slice(start, start + tile)
         arguments = query[part], weights[part], keys, block_table, row_seq[part], n_vis[part]
         if candidates is None:
-            _choose_of_all(*arguments, entries[part], blocks[part], block_size)
+            _choose_of_all(pick, *arguments, entries[part], blocks[part], block_size)
         else:
-            _choose_of_candidates(*arguments, candidates[part].contiguous(), block_size, entries[part])
+            _choose_of_candidates(pick, *arguments, candidates[part].contiguous(), block_size, entries[part])
     return entries, blocks
 
 
@@ -83,7 +88,7 @@ def _contiguous(query, weights, keys, block_table, row_seq, n_vis):
     )
 
 
-def _choose_of_all(query, weights, keys, block_table, row_seq, n_vis, entries, blocks, block_size):
+def _choose_of_all(pick, query, weights, keys, block_table, row_seq, n_vis, entries, blocks, block_size):
     bound = block_table.shape[1] * keys.entries_per_block
     if entries.shape[0] == 0 or bound == 0:
         entries.fill_(-1)
@@ -93,17 +98,17 @@ def _choose_of_all(query, weights, keys, block_table, row_seq, n_vis, entries, b
     count = -(-bound // COARSE)
     # The best entries lie in as many best coarse blocks.
     near = torch.empty(entries.shape[0], min(entries.shape[1], count), dtype=torch.int32, device=query.device)
-    picking.pick(picking.COARSE_BLOCKS, coarse, near, n_vis, count, bound, size=COARSE, entries=found)
+    pick(pick_triton.COARSE_BLOCKS, coarse, near, n_vis, count, bound, size=COARSE, entries=found)
     places = near.shape[1] * COARSE
-    picking.pick(picking.GATHERED, found, entries, n_vis, places, bound, size=COARSE, blocks=near)
+    pick(pick_triton.GATHERED, found, entries, n_vis, places, bound, size=COARSE, blocks=near)
     if blocks.shape[1]:
         count = -(-bound // block_size)
         if block_size != COARSE:
-            coarse = picking.block_scores(found, n_vis, count, bound, block_size)
-        picking.pick(picking.BLOCKS, coarse, blocks, n_vis, count, bound, size=block_size)
+            coarse = pick_triton.block_scores(found, n_vis, count, bound, block_size)
+        pick(pick_triton.BLOCKS, coarse, blocks, n_vis, count, bound, size=block_size)
 
 
-def _choose_of_candidates(query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, entries):
+def _choose_of_candidates(pick, query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, entries):
     rows, listed = candidates.shape
     bound = block_table.shape[1] * keys.entries_per_block
     if rows == 0 or listed == 0 or bound == 0:
@@ -115,6 +120,4 @@ def _choose_of_candidates(query, weights, keys, block_table, row_seq, n_vis, can
     programs = _num_programs(query.device)
     score = _scorer(query, keys, block_size)
     score(query, weights, keys, block_table, row_seq, groups, found, found, programs, united, block_size)
-    picking.pick(
-        picking.GATHERED, found, entries, n_vis, listed * block_size, bound, size=block_size, blocks=candidates
-    )
+    pick(pick_triton.GATHERED, found, entries, n_vis, listed * block_size, bound, size=block_size, blocks=candidates)

@@ -14,6 +14,9 @@ from shoal_kernels.formats import WEIGHT_BLOCK, check_fp8_scale, dequantise_fp8_
 from shoal_kernels.precision import Precision
 from shoal_kernels.registry import resolve
 
+# ue8m0 byte of 2^7.
+_LARGEST_SCALE = 134
+
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
@@ -39,10 +42,14 @@ class LinearWeight:
         """data uint8/e4m3 [groups * N, K], scale ue8m0 bytes [ceil(groups * N / 32), ceil(K / 32)].
 
         groups > 1 is the block-diagonal linear of attention's output: input group g meets rows g * N .. of the weight.
+        Kept as bytes, a scale may be 2^7 at most (ValueError), so that e4m3 bytes become bfloat16 by one product; the
+        bytes of NaN are not looked for and stand for 480 there.
         """
         check_groups(data, groups)
         if keep_bytes:
             check_fp8_scale(data, scale)
+            if scale.device.type != "meta" and scale.numel() and int(scale.view(torch.uint8).max()) > _LARGEST_SCALE:
+                raise ValueError("the scales of an FP8 weight that is kept as bytes must be 2^7 at most")
             stored = data.view(torch.uint8).contiguous(), True, scale.view(torch.uint8).contiguous()
             return LinearWeight(*stored, groups)
         return LinearWeight._from_values(dequantise_fp8_weight(data, scale), groups, quantised=True)

@@ -4,10 +4,13 @@ SOURCE = r"""
 // Two e4m3 bytes -> two bfloat16, times `factor` (a bfloat16 twice: 2^120 times the scale of the block). The seven bits
 // of the magnitude lie over the lowest exponent bits and the highest mantissa bits: that is the value times 2^-120,
 // subnormals included, and the product is exact.
+// The multiply-adds move the bits (sign from bit 7 to 15, the rest up by 4) on another pipe than the logic.
 __device__ __forceinline__ unsigned shoal_decode_pair(unsigned short pair, unsigned factor) {
-  const unsigned spread = __byte_perm(pair, 0, 0x1404);
-  const unsigned bits = ((spread & 0x7f007f00u) >> 4) | (spread & 0x80008000u);
-  unsigned value;
+  const unsigned spread = __byte_perm(pair, 0, 0x4140);
+  unsigned bits, value;
+  asm("{ .reg .b32 t; mul.lo.u32 t, %1, 16; mad.lo.u32 %0, %2, 240, t; }"
+      : "=r"(bits)
+      : "r"(spread), "r"(spread & 0x00800080u));
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(value) : "r"(bits), "r"(factor));
   return value;
 }
@@ -34,8 +37,9 @@ __device__ __forceinline__ void shoal_dequantise(const unsigned char* tile, cons
 
 // The scales of 4 block rows from `row` on and `count` block columns from `first` on, as factors of shoal_decode_pair.
 __device__ __forceinline__ void shoal_factors(const unsigned char* scale, unsigned* factors, int pitch, int row,
-                                              int rows, int first, int count, int columns, int threads) {
-  for (int index = threadIdx.x; index < 4 * count; index += threads) {
+                                              int rows, int first, int count, int columns, int thread,
+                                              int threads) {
+  for (int index = thread; index < 4 * count; index += threads) {
     const int block_row = min(row + index / count, rows - 1), column = min(first + index % count, columns - 1);
     const unsigned exponent = unsigned(scale[block_row * columns + column]) + 120u;
     factors[index / count * pitch + index % count] = exponent * 0x00010001u << 7;
@@ -118,5 +122,46 @@ __device__ __forceinline__ void shoal_add_segments(const float* partial, Value* 
       *reinterpret_cast<uint2*>(target) = packed;
     }
   }
+}
+"""
+
+WGMMA_SOURCE = r"""
+#include <tl_templates/cuda/instruction/wgmma.h>
+#include <tl_templates/cuda/intrin.h>
+
+// The descriptor of a tile with rows of 128 bytes and the 128-byte swizzle, `offset` 16-byte units into them.
+__device__ __forceinline__ uint64_t shoal_descriptor(const void* tile, int offset) {
+  const unsigned low = ((static_cast<unsigned>(__cvta_generic_to_shared(tile)) >> 4) & 0x3fff) + offset;
+  return uint64_t(0x40000040u) << 32 | (low | 0x10000u);
+}
+
+// Starts sums [64, ROWS] += weight tile [64, STEP] (in registers) times x tile [ROWS, STEP] transposed. The x tile is
+// panels [ROWS, 64]. The caller waits, and keeps off the registers until then.
+template <int ROWS, int STEP>
+__device__ __forceinline__ void shoal_multiply(void* fragment, const void* x, float* sums) {
+  unsigned* operand = static_cast<unsigned*>(fragment);
+  tl::warpgroup_fence_operand(operand, STEP / 4);
+  tl::warpgroup_fence_operand(sums, ROWS / 2);
+  tl::warpgroup_arrive();
+#pragma unroll
+  for (int k = 0; k < STEP / 16; ++k)
+    tl::wgmma_rs<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, ROWS, 16, false, false>(
+        operand + k * 4, shoal_descriptor(x, k / 4 * ROWS * 8 + k % 4 * 2), reinterpret_cast<uint32_t*>(sums), true);
+  tl::warpgroup_commit_batch();
+  tl::warpgroup_fence_operand(sums, ROWS / 2);
+  tl::warpgroup_fence_operand(operand, STEP / 4);
+}
+
+// The same with the weight tile [64, 64] of bfloat16 in shared memory.
+template <int ROWS>
+__device__ __forceinline__ void shoal_multiply_shared(const void* weight, const void* x, float* sums) {
+  tl::warpgroup_fence_operand(sums, ROWS / 2);
+  tl::warpgroup_arrive();
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, ROWS, 16, false, false>(
+        shoal_descriptor(weight, k * 2), shoal_descriptor(x, k * 2), reinterpret_cast<uint32_t*>(sums), true);
+  tl::warpgroup_commit_batch();
+  tl::warpgroup_fence_operand(sums, ROWS / 2);
 }
 """

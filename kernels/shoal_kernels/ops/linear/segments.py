@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from functools import cache
 
-STEP = 128
+UNIT = 256
 """Segments start at multiples of this many K."""
 _TILE = 128
 _BLOCKS = 132
-_SHORTEST = 4
 _MOST = 8
-"""Blocks of a cluster, which adds the partial sums of a tile."""
 
 
 @cache
-def segment_depth(columns: int, depth: int) -> int:
-    """K of one segment; the last one may be shorter.
+def segment_count(columns: int, depth: int) -> int:
+    """Segments of a weight with `columns` outputs in all groups and `depth` inputs in each.
 
     A few rows must fill the chip by cutting K, many rows fill it without; a row's bits must not depend on which of the
-    two it met. So the cut is fixed by the weight: `columns` outputs in all groups, `depth` inputs in each. The partial
-    sums of the segments, each in float32 over K ascending, are added in the order of the segments.
+    two it met. So the cut is fixed by the weight. The partial sums of the segments, each in float32 over K ascending,
+    are added in the order of the segments. Of u units segment i of n has units i * u // n .. (i + 1) * u // n.
+
+    A power of two: the blocks of a cluster are placed two multiprocessors at a time (three left many of them idle).
     """
-    tiles = -(-columns // _TILE)
-    steps = -(-depth // STEP)
-    segments = max(1, min(round(_BLOCKS / tiles), steps // _SHORTEST, _MOST))
-    return -(-steps // segments) * STEP
+    tiles, units = -(-columns // _TILE), -(-depth // UNIT)
+    count = _MOST
+    while count > 1 and (count * tiles > _BLOCKS or 2 * count > units):
+        count //= 2
+    return count

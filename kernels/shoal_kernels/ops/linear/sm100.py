@@ -6,6 +6,7 @@ products, one brings the tiles. out^T = W x^T, so outputs are the lanes of tenso
 """
 
 from shoal_kernels.ops.linear.cuda_source import SOURCE
+from shoal_kernels.ops.linear.segments import UNIT
 from shoal_kernels.ops.linear.tiles import MOST_DEPTH, PITCH, TILE_COLUMNS, Plan
 
 
@@ -14,7 +15,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     import tilelang.language as T
     from tilelang.layout import make_swizzled_layout
 
-    R, STEP, STAGES = plan.rows, plan.step, plan.stages
+    R, STEP, STAGES = plan.rows, 64, 4 if plan.rows <= 128 else 2
     summed = plan.split == 1 and segmented
     pitch = MOST_DEPTH // 32
     rows, width, depth, x_width, x_stride = (T.dynamic(n) for n in ("rows", "width", "depth", "x_width", "x_stride"))
@@ -27,8 +28,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         scale: T.Tensor((scale_rows, scale_columns), T.uint8),
         out: T.Tensor((rows, width), T.float32 if wide else T.bfloat16),
         tiles: T.int32,
-        segment_steps: T.int32,
-        segment_count: T.int32,
+        segments: T.int32,
     ):
         with T.Kernel(
             T.ceildiv(rows, R),
@@ -55,13 +55,13 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                 T.annotate_layout({stored: make_swizzled_layout(stored)})
             T.import_source(SOURCE)
             tx = T.get_thread_binding()
-            steps = T.ceildiv(depth, 2 * STEP) * 2
-            first = bz * segment_steps
-            count = steps if plan.split == 1 else T.min(segment_steps, steps - first)
+            units = T.ceildiv(depth, UNIT)
+            first = bz * units // plan.split * (UNIT // STEP)
+            count = (bz + 1) * units // plan.split * (UNIT // STEP) - first
             if quantised:
                 T.call_extern(
                     "handle", "shoal_factors", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch, by * 4,
-                    scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, 384,
+                    scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, tx, 384,
                 )  # fmt: skip
                 T.sync_threads()
             if tx >= 128 and tx < 160:
@@ -81,20 +81,23 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                     )
                     T.mbarrier_arrive(full[i % STAGES])
             if tx >= 160 and tx < 192:
-                for i in T.serial(count):
-                    if summed and i % segment_steps == 0 and i > 0:
+                for s in T.serial(segments if summed else 1):
+                    start = s * units // segments * (UNIT // STEP) if summed else 0
+                    stop = (s + 1) * units // segments * (UNIT // STEP) if summed else count
+                    if s > 0:
                         # The accumulator is free when the segment before has been taken from it.
-                        T.tcgen05_mma_arrive(summing)
-                        T.mbarrier_wait_parity(taken, (i // segment_steps - 1) & 1)
-                    if quantised:
-                        T.mbarrier_wait_parity(ready[i % STAGES], (i // STAGES) & 1)
-                    else:
-                        T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
-                    T.tcgen05_gemm(
-                        w_shared[i % STAGES, :, :], x_shared[i % STAGES, :, :], accumulator, transpose_B=True,
-                        mbar=empty[i % STAGES], clear_accum=i % segment_steps == 0,
-                    )  # fmt: skip
-                T.tcgen05_mma_arrive(summing)
+                        T.mbarrier_wait_parity(taken, (s - 1) & 1)
+                    for j in T.serial(stop - start):
+                        i = start + j
+                        if quantised:
+                            T.mbarrier_wait_parity(ready[i % STAGES], (i // STAGES) & 1)
+                        else:
+                            T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
+                        T.tcgen05_gemm(
+                            w_shared[i % STAGES, :, :], x_shared[i % STAGES, :, :], accumulator, transpose_B=True,
+                            mbar=empty[i % STAGES], clear_accum=j == 0,
+                        )  # fmt: skip
+                    T.tcgen05_mma_arrive(summing)
             if quantised and tx >= 256:
                 for i in T.serial(count):
                     T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
@@ -108,7 +111,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             if tx < 128:
                 if summed:
                     T.clear(total)
-                for s in T.serial(segment_count if summed else 1):
+                for s in T.serial(segments if summed else 1):
                     T.mbarrier_wait_parity(summing, s & 1)
                     T.copy(accumulator, sums)
                     T.mbarrier_arrive(taken)

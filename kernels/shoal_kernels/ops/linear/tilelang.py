@@ -15,9 +15,9 @@ from torch import Tensor
 
 from shoal_kernels.ops.linear import sm100
 from shoal_kernels.ops.linear import triton as plain
-from shoal_kernels.ops.linear.cuda_source import SOURCE
-from shoal_kernels.ops.linear.segments import segment_depth
-from shoal_kernels.ops.linear.tiles import MOST_DEPTH, PITCH, TILE_COLUMNS, Plan, choose
+from shoal_kernels.ops.linear.cuda_source import SOURCE, WGMMA_SOURCE
+from shoal_kernels.ops.linear.segments import UNIT, segment_count
+from shoal_kernels.ops.linear.tiles import MOST_DEPTH, MULTIPROCESSORS, PITCH, TILE_COLUMNS, Plan, choose
 from shoal_kernels.precision import Precision
 
 if TYPE_CHECKING:
@@ -33,10 +33,8 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     from tilelang.layout import make_swizzled_layout
 
     R, STEP, STAGES = plan.rows, plan.step, plan.stages
-    # Blocks that share a multiprocessor have a producer of one warp; alone it is a warpgroup, which can give registers.
-    THREADS = 384 if plan.blocks == 1 else 288
     summed = plan.split == 1 and segmented
-    part_rows = min(R, 128)
+    part_rows = R if R <= 128 else R // 2
     pitch = MOST_DEPTH // 32
     rows, width, depth, x_width, x_stride = (T.dynamic(n) for n in ("rows", "width", "depth", "x_width", "x_stride"))
     scale_rows, scale_columns = T.dynamic("scale_rows"), T.dynamic("scale_columns")
@@ -48,35 +46,48 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         for n in {R, STEP}
     }
 
+    def blocks(tile_count):
+        """Blocks (or pairs of them) take tiles in turns; those of a cluster of segments have one tile."""
+        return T.min(tile_count, MULTIPROCESSORS // plan.pair) if plan.split == 1 else tile_count
+
     @T.macro
-    def fetch(operand, i, w_shared, factors, full):
-        """The weight tile of step i, dequantised into registers."""
+    def fetch(operand, turn, base, j, w_shared, factors, full):
+        """The weight tile of step j of a turn, dequantised into registers."""
+        if quantised:
+            tx = T.get_thread_binding()
+            i = base + j
+            T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
+            T.call_extern(
+                "handle", f"shoal_dequantise<{STEP}>", T.access_ptr(w_shared[i % STAGES, tx // 128 * 64, 0], "r"),
+                T.access_ptr(factors[turn % 2, tx // 64 * pitch + j * (STEP // 32)], "r"), T.access_ptr(operand, "w"),
+            )  # fmt: skip
+
+    @T.macro
+    def multiply(operand, i, x_shared, w_shared, sums, full):
+        """Start the product of step i; the one before may still run."""
         tx = T.get_thread_binding()
-        T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
-        T.call_extern(
-            "handle", f"shoal_dequantise<{STEP}>", T.access_ptr(w_shared[i % STAGES, tx // 128 * 64, 0], "r"),
-            T.access_ptr(factors[tx // 64 * pitch + i * (STEP // 32)], "r"), T.access_ptr(operand, "w"),
-        )  # fmt: skip
+        if quantised:
+            T.call_extern(
+                "handle", f"shoal_multiply<{R}, {STEP}>", T.access_ptr(operand, "r"),
+                T.access_ptr(x_shared[i % STAGES, 0, 0, 0], "r"), T.access_ptr(sums, "rw"),
+            )  # fmt: skip
+        else:
+            T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
+            T.call_extern(
+                "handle", f"shoal_multiply_shared<{R}>", T.access_ptr(w_shared[i % STAGES, tx // 128 * 64, 0], "r"),
+                T.access_ptr(x_shared[i % STAGES, 0, 0, 0], "r"), T.access_ptr(sums, "rw"),
+            )  # fmt: skip
 
     @T.macro
-    def multiply(operand, i, x_shared, sums):
-        """Start the product of step i."""
-        T.wgmma_gemm(operand, x_shared[i % STAGES, :, :], sums, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-
-    @T.macro
-    def multiply_shared(i, w_shared, x_shared, sums, full):
-        T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
-        T.wgmma_gemm(
-            w_shared[i % STAGES, :, :], x_shared[i % STAGES, :, :], sums, transpose_B=True,
-            policy=T.GemmWarpPolicy.FullRow,
-        )  # fmt: skip
-
-    @T.macro
-    def release(i, empty):
-        """Wait for the product of step i and give its stage back: one arrival per warp."""
-        T.wait_wgmma(0)
+    def release(i, running, empty):
+        """Wait for the product of step i, with `running` later ones, and give its stage back: one arrival per warp."""
+        T.wait_wgmma(running)
         if T.get_thread_binding() % 32 == 0:
-            T.mbarrier_arrive(empty[i % STAGES])
+            if plan.pair == 1:
+                T.mbarrier_arrive(empty[i % STAGES])
+            else:
+                for peer in T.unroll(plan.pair):
+                    T.mbarrier_arrive(empty[i % STAGES], peer)
 
     @T.prim_func
     def linear_kernel(
@@ -85,124 +96,158 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         scale: T.Tensor((scale_rows, scale_columns), T.uint8),
         out: T.Tensor((rows, width), T.float32 if wide else T.bfloat16),
         tiles: T.int32,
-        segment_steps: T.int32,
-        segment_count: T.int32,
+        segments: T.int32,
     ):
         with T.Kernel(
-            T.ceildiv(rows, R),
-            T.ceildiv(width, TILE_COLUMNS),
-            plan.split,
-            threads=THREADS,
-            cluster_dims=(1, 1, plan.split),
-        ) as (bx, by, bz):
-            x_shared = T.alloc_shared((STAGES, R, STEP), T.bfloat16)
+            blocks(T.ceildiv(rows, R) * T.ceildiv(width, TILE_COLUMNS * plan.pair)) * plan.pair, 1, plan.split,
+            threads=384, cluster_dims=(plan.pair, 1, plan.split),
+        ) as (bid, _, bz):  # fmt: skip
+            x_shared = T.alloc_shared((STAGES, STEP // 64, R, 64), T.bfloat16)
             w_shared = T.alloc_shared((STAGES, TILE_COLUMNS, STEP), T.uint8 if quantised else T.bfloat16)
-            factors = T.alloc_shared((4 * pitch if quantised else 4,), T.uint32)
+            factors = T.alloc_shared((2, 4 * pitch) if quantised else (2, 4), T.uint32)
             o_shared = T.alloc_shared((2, part_rows if plan.split == 1 and not wide else 16, 64), T.bfloat16)
             partial = T.alloc_shared((R if plan.split > 1 else 1, PITCH), T.float32)
             even = T.alloc_fragment((TILE_COLUMNS, STEP), T.bfloat16)
             odd = T.alloc_fragment((TILE_COLUMNS, STEP), T.bfloat16)
             sums = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
             total = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
-            full = T.alloc_barrier([THREADS - 256] * STAGES)
-            empty = T.alloc_barrier([8] * STAGES)
+            full = T.alloc_barrier([32] * STAGES)
+            empty = (T.alloc_barrier if plan.pair == 1 else T.alloc_cluster_barrier)([8 * plan.pair] * STAGES)
+            scaled = T.alloc_barrier([96] * 2)
+            unscaled = T.alloc_barrier([8] * 2)
             T.annotate_layout(
-                {o_shared: make_swizzled_layout(o_shared), sums: fragment[R], total: fragment[R]}
-                | (
-                    {w_shared: make_swizzled_layout(w_shared), even: fragment[STEP], odd: fragment[STEP]}
-                    if quantised
-                    else {}
-                )
+                {shared: make_swizzled_layout(shared) for shared in (o_shared, w_shared, x_shared)}
+                | {sums: fragment[R], total: fragment[R], even: fragment[STEP], odd: fragment[STEP]}
             )
-            if plan.blocks > 1:
-                T.annotate_min_blocks_per_sm(plan.blocks)
-            T.import_source(SOURCE)
+            T.import_source(SOURCE + WGMMA_SOURCE)
+            if plan.pair > 1:
+                T.cluster_sync()
             tx = T.get_thread_binding()
             warpgroup = tx // 128
-            steps = T.ceildiv(depth, 2 * STEP) * 2
-            first = bz * segment_steps
-            count = steps if plan.split == 1 else T.min(segment_steps, steps - first)
-            if quantised:
-                T.call_extern(
-                    "handle", "shoal_factors", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch, by * 4,
-                    scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, THREADS,
-                )  # fmt: skip
-                T.sync_threads()
+            row_tiles = T.ceildiv(rows, R)
+            tile_count = row_tiles * T.ceildiv(width, TILE_COLUMNS * plan.pair)
+            block = bid // plan.pair
+            rank = bid % plan.pair
+            # Variables, so that the compiler does not carry these expressions into every index.
+            count = T.alloc_var(T.int32)
+            base = T.alloc_var(T.int32)
+            bx = T.alloc_var(T.int32)
+            by = T.alloc_var(T.int32)
+            rounds = T.alloc_var(T.int32)
+            left = T.alloc_var(T.int32)
+            start = T.alloc_var(T.int32)
+            pairs = T.alloc_var(T.int32)
+            units = T.ceildiv(depth, UNIT)
+            origin = bz * units // plan.split * (UNIT // STEP)
+            count = (bz + 1) * units // plan.split * (UNIT // STEP) - origin
+            rounds = T.ceildiv(tile_count - block, blocks(tile_count))
+            base = 0
             with T.ws(2):
-                if plan.blocks == 1:
-                    T.dec_max_nreg(24)
-                left = (by // tiles) * depth
-                for i in T.serial(count):
-                    stage = i % STAGES
-                    k = (first + i) * STEP
-                    T.mbarrier_wait_parity(empty[stage], ((i // STAGES) & 1) ^ 1)
-                    T.tma_copy(
-                        x[bx * R : (bx + 1) * R, left + k : left + k + STEP], x_shared[stage, :, :], barrier=full[stage]
-                    )
-                    T.tma_copy(
-                        weight[by * TILE_COLUMNS : (by + 1) * TILE_COLUMNS, k : k + STEP],
-                        w_shared[stage, :, :],
-                        barrier=full[stage],
-                    )
-                    T.mbarrier_arrive(full[stage])
-            with T.ws(0, 1):
-                if plan.blocks == 1:
-                    T.inc_max_nreg(240)
-                if summed:
-                    T.clear(total)
-                if quantised:
-                    fetch(even, 0, w_shared, factors, full)
-                for s in T.serial(segment_count if summed else 1):
-                    T.clear(sums)
-                    for pair in T.serial((T.min(segment_steps, steps - s * segment_steps) if summed else count) // 2):
-                        i = s * segment_steps + pair * 2
-                        if quantised:
-                            multiply(even, i, x_shared, sums)
-                            fetch(odd, i + 1, w_shared, factors, full)
-                            release(i, empty)
-                            multiply(odd, i + 1, x_shared, sums)
-                            if i + 2 < count:
-                                fetch(even, i + 2, w_shared, factors, full)
-                            release(i + 1, empty)
-                        else:
-                            for half in T.unroll(2):
-                                multiply_shared(i + half, w_shared, x_shared, sums, full)
-                                release(i + half, empty)
-                    if summed:
-                        for n, r in T.Parallel(TILE_COLUMNS, R):
-                            total[n, r] += sums[n, r]
-                if plan.split > 1:
-                    for n, r in T.Parallel(TILE_COLUMNS, R):
-                        partial[r, n] = sums[n, r]
-                elif wide:
-                    for n, r in T.Parallel(TILE_COLUMNS, R):
-                        if (bx * R + r < rows) and (by * TILE_COLUMNS + n < width):
-                            out[bx * R + r, by * TILE_COLUMNS + n] = total[n, r] if summed else sums[n, r]
-                else:
-                    for part in T.unroll(R // part_rows):
-                        T.call_extern(
-                            "handle", f"shoal_store_transposed<{part_rows}>",
-                            T.access_ptr(total if summed else sums, "r"), part,
-                            T.access_ptr(o_shared[warpgroup, 0, 0], "w"),
-                        )  # fmt: skip
-                        T.fence_proxy_async()
-                        T.sync_threads(1, 256)
-                        for half in T.unroll(2):
+                T.dec_max_nreg(40)
+                if tx < 288:
+                    for turn in T.serial(rounds):
+                        bx = (block + turn * blocks(tile_count)) % row_tiles
+                        by = (block + turn * blocks(tile_count)) // row_tiles * plan.pair + rank
+                        left = by // tiles * depth
+                        for j in T.serial(count):
+                            i = base + j
+                            k = (origin + j) * STEP
+                            T.mbarrier_wait_parity(empty[i % STAGES], ((i // STAGES) & 1) ^ 1)
+                            for panel in T.unroll(STEP // 64):
+                                T.tma_copy(
+                                    x[bx * R : (bx + 1) * R, left + k + panel * 64 : left + k + panel * 64 + 64],
+                                    x_shared[i % STAGES, panel, :, :],
+                                    barrier=full[i % STAGES],
+                                    cluster_mask=None if plan.pair == 1 else 3,
+                                )
                             T.tma_copy(
-                                o_shared[half, :, :],
-                                out[
-                                    bx * R + part * part_rows : bx * R + (part + 1) * part_rows,
-                                    by * TILE_COLUMNS + half * 64 : by * TILE_COLUMNS + half * 64 + 64,
-                                ],
+                                weight[by * TILE_COLUMNS : (by + 1) * TILE_COLUMNS, k : k + STEP],
+                                w_shared[i % STAGES, :, :],
+                                barrier=full[i % STAGES],
                             )
-                        T.tma_store_wait(0)
-                        if part_rows < R:
+                            T.mbarrier_arrive(full[i % STAGES])
+                        base += count
+                elif quantised:
+                    for turn in T.serial(rounds):
+                        by = (block + turn * blocks(tile_count)) // row_tiles * plan.pair + rank
+                        T.mbarrier_wait_parity(unscaled[turn % 2], ((turn // 2) & 1) ^ 1)
+                        T.call_extern(
+                            "handle", "shoal_factors", T.access_ptr(scale, "r"),
+                            T.access_ptr(factors[turn % 2, 0], "w"), pitch, by * 4, scale_rows, origin * (STEP // 32),
+                            count * (STEP // 32), scale_columns, tx - 288, 96,
+                        )  # fmt: skip
+                        T.mbarrier_arrive(scaled[turn % 2])
+            with T.ws(0, 1):
+                T.inc_max_nreg(232)
+                for turn in T.serial(rounds):
+                    bx = (block + turn * blocks(tile_count)) % row_tiles
+                    by = (block + turn * blocks(tile_count)) // row_tiles * plan.pair + rank
+                    if quantised:
+                        T.mbarrier_wait_parity(scaled[turn % 2], (turn // 2) & 1)
+                        fetch(even, turn, base, 0, w_shared, factors, full)
+                    if summed:
+                        T.clear(total)
+                    for s in T.serial(segments if summed else 1):
+                        start = s * units // segments * (UNIT // STEP) if summed else 0
+                        pairs = (((s + 1) * units // segments * (UNIT // STEP) if summed else count) - start) // 2
+                        T.clear(sums)
+                        multiply(even, base + start, x_shared, w_shared, sums, full)
+                        for pair in T.serial(pairs - 1):
+                            fetch(odd, turn, base, start + pair * 2 + 1, w_shared, factors, full)
+                            multiply(odd, base + start + pair * 2 + 1, x_shared, w_shared, sums, full)
+                            release(base + start + pair * 2, 1, empty)
+                            fetch(even, turn, base, start + pair * 2 + 2, w_shared, factors, full)
+                            multiply(even, base + start + pair * 2 + 2, x_shared, w_shared, sums, full)
+                            release(base + start + pair * 2 + 1, 1, empty)
+                        start += pairs * 2 - 1
+                        fetch(odd, turn, base, start, w_shared, factors, full)
+                        multiply(odd, base + start, x_shared, w_shared, sums, full)
+                        release(base + start - 1, 1, empty)
+                        if summed and start + 1 < count:
+                            fetch(even, turn, base, start + 1, w_shared, factors, full)
+                        release(base + start, 0, empty)
+                        if summed:
+                            for n, r in T.Parallel(TILE_COLUMNS, R):
+                                total[n, r] += sums[n, r]
+                    base += count
+                    if quantised and tx % 32 == 0:
+                        T.mbarrier_arrive(unscaled[turn % 2])
+                    if plan.split > 1:
+                        for n, r in T.Parallel(TILE_COLUMNS, R):
+                            partial[r, n] = sums[n, r]
+                    elif wide:
+                        for n, r in T.Parallel(TILE_COLUMNS, R):
+                            if (bx * R + r < rows) and (by * TILE_COLUMNS + n < width):
+                                out[bx * R + r, by * TILE_COLUMNS + n] = total[n, r] if summed else sums[n, r]
+                    else:
+                        for part in T.unroll(R // part_rows):
+                            # The copy engine has read what the part before left here.
+                            T.tma_store_wait(0)
                             T.sync_threads(1, 256)
+                            T.call_extern(
+                                "handle", f"shoal_store_transposed<{part_rows}>",
+                                T.access_ptr(total if summed else sums, "r"), part,
+                                T.access_ptr(o_shared[warpgroup, 0, 0], "w"),
+                            )  # fmt: skip
+                            T.fence_proxy_async()
+                            T.sync_threads(1, 256)
+                            for half in T.unroll(2):
+                                T.tma_copy(
+                                    o_shared[half, :, :],
+                                    out[
+                                        bx * R + part * part_rows : bx * R + (part + 1) * part_rows,
+                                        by * TILE_COLUMNS + half * 64 : by * TILE_COLUMNS + half * 64 + 64,
+                                    ],
+                                )
+                T.tma_store_wait(0)
+            if plan.pair > 1:
+                T.cluster_sync()
             if plan.split > 1:
                 T.cluster_sync()
                 T.call_extern(
                     "handle", f"shoal_add_segments<{R}, {PITCH}, {plan.split}>", T.access_ptr(partial, "r"),
-                    T.access_ptr(out, "w"), bx * R, rows, by * TILE_COLUMNS, width, bz, THREADS,
+                    T.access_ptr(out, "w"), block % row_tiles * R, rows, block // row_tiles * TILE_COLUMNS, width, bz,
+                    384,
                 )  # fmt: skip
                 T.cluster_sync()
 
@@ -211,7 +256,7 @@ def _program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
 
 @cache
 def compiled(plan: Plan, quantised: bool, wide: bool, segmented: bool, arch: str = "sm_90a"):
-    """The compiled kernel of a plan; called with x, weight, scale, out, tiles, segment_steps, segment_count."""
+    """The compiled kernel of a plan; called with x, weight, scale, out, tiles, segments."""
     import tilelang
     from tvm.target import Target
 
@@ -229,7 +274,7 @@ def compiled(plan: Plan, quantised: bool, wide: bool, segmented: bool, arch: str
 
 def serves(width: int, groups: int, depth: int) -> bool:
     """Whether the copy engine takes these sizes and groups do not share a tile; else the Triton kernel is used."""
-    separate = groups == 1 or (width // groups % TILE_COLUMNS == 0 and depth % 128 == 0)
+    separate = groups == 1 or (width // groups % TILE_COLUMNS == 0 and depth % 256 == 0)
     return separate and depth % 64 == 0 and depth <= MOST_DEPTH and width % 8 == 0
 
 
@@ -238,25 +283,25 @@ def linear(x: Tensor, weight: "LinearWeight", cast: bool, round_out: bool, preci
     rows, width, depth = x.shape[0], weight.out_features, weight.depth
     if not serves(width, weight.groups, depth) or rows == 0:
         return plain.linear(x, weight, cast, round_out, precision)
+    if rows == 1 and x.stride(1) == 1:
+        x = x.as_strided(x.shape, (x.shape[1], 1))  # one row may have any stride; the copy engine takes some
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()
     if cast:
         x = plain.cast_rows(x)
-    segment = segment_depth(width, depth)
-    plan = choose(rows, width, depth, triton.cdiv(depth, segment), weight.scale is not None)
+    plan = choose(rows, width, depth, segment_count(width, depth), weight.scale is not None)
     return run(plan, x, weight, torch.bfloat16 if round_out else torch.float32)
 
 
 def run(plan: Plan, x: Tensor, weight: "LinearWeight", dtype: torch.dtype) -> Tensor:
     """The product of a cast input [R, groups * K] by the tiles of `plan`; the bits are those of any other plan."""
     rows, width, depth, quantised = x.shape[0], weight.out_features, weight.depth, weight.scale is not None
-    segment = segment_depth(width, depth)
-    segments = triton.cdiv(depth, segment)
+    segments = segment_count(width, depth)
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
     scale = weight.scale if quantised else weight.data.view(torch.uint8)
     kernel = compiled(plan, quantised, dtype == torch.float32, segments > 1, _architecture(x.device.index))
     tiles = triton.cdiv(width // weight.groups, TILE_COLUMNS)
-    kernel(x, weight.data, scale, out, tiles, segment // plan.step, segments)
+    kernel(x, weight.data, scale, out, tiles, segments)
     return out
 
 

@@ -9,7 +9,7 @@ TILE_COLUMNS = 128
 """Outputs of one block: two warpgroups of 64."""
 MOST_DEPTH = 16384
 """K that the scales of one tile have room for."""
-_MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132
 _SHARED_BYTES = 220 * 1024
 _TILES = (16, 32, 48, 64, 96, 128, 192, 256)
 # Clocks of one step of 64 of K: what a warpgroup needs to dequantise and to wait, however few the rows; and per step
@@ -27,15 +27,15 @@ class Plan:
     rows    rows of a tile
     step    K of one pipeline stage
     stages  pipeline stages
-    blocks  blocks that share a multiprocessor
     split   1: one block computes all segments; else one each of a cluster of as many, which adds their sums
+    pair    2: two blocks take tiles of neighbouring outputs and the same rows, and share one copy of the input
     """
 
     rows: int
     step: int
     stages: int
-    blocks: int
     split: int
+    pair: int = 1
 
 
 @cache
@@ -49,7 +49,7 @@ def choose(rows: int, width: int, depth: int, segments: int, quantised: bool) ->
             if tile > (256 if segments == 1 else 192 if split == 1 else 128):
                 continue  # the sums of a segment and of those before would not fit
             blocks = columns * -(-rows // tile) * split
-            waves = -(-blocks // _MULTIPROCESSORS)
+            waves = -(-blocks // MULTIPROCESSORS)
             clocks = waves * (steps / split) * max(_LEAST_CLOCKS, 4.2 * tile) + (_SPLIT_CLOCKS if split > 1 else 0)
             if clocks < least:
                 best, least = plan(tile, split, quantised), clocks
@@ -57,10 +57,10 @@ def choose(rows: int, width: int, depth: int, segments: int, quantised: bool) ->
 
 
 def plan(tile: int, split: int, quantised: bool) -> Plan:
-    """The plan of a tile size: small tiles share a multiprocessor, so that one computes while another waits."""
-    blocks = 2 if tile <= 64 else 1
-    step = 64
-    weight_bytes = TILE_COLUMNS * step * (1 if quantised else 2)
-    fixed = 10 * 1024 + (tile * PITCH * 4 if split > 1 else 2 * min(tile, 128) * 128)
-    stages = (_SHARED_BYTES // blocks - fixed) // (weight_bytes + tile * step * 2)
-    return Plan(tile, step, 8 if stages >= 8 else 4, blocks, split)
+    """The plan of a tile size. Steps are as deep as leaves four stages: each costs a fixed number of instructions."""
+    fixed = 18 * 1024 + (tile * PITCH * 4 if split > 1 else 2 * min(tile, 128) * 128)
+    for step, stages in ((128, 4), (64, 8), (64, 4)):
+        weight_bytes = TILE_COLUMNS * step * (1 if quantised else 2)
+        if (quantised or step == 64) and fixed + stages * (weight_bytes + tile * step * 2) <= _SHARED_BYTES:
+            break
+    return Plan(tile, step, stages, split)

@@ -3,7 +3,7 @@
 
 e4m3 times a power of two is exact in bfloat16, so the product has the operands of the host's, and only the order of the
 float32 sum over K differs. out^T = W x^T: outputs are the M dimension of the instruction and rows its N dimension, so
-that a few rows cost a small tile. The sum over K is cut into the segments of `segments.segment_depth`: with few rows
+that a few rows cost a small tile. The sum over K is cut into the segments of `segments.segment_count`: with few rows
 each is computed by a block of its own and a second kernel adds them, with many rows one block computes all of them.
 Both add the same float32 numbers in the same order.
 """
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal_kernels.ops.linear.segments import segment_depth
+from shoal_kernels.ops.linear.segments import UNIT, segment_count
 from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import IS_INTERPRETED, cast_q8, dot, round_bf16
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal_kernels.ops.linear import LinearWeight
 
 _INTERPRETED = tl.constexpr(IS_INTERPRETED)
+_UNIT = tl.constexpr(UNIT)
 _MULTIPROCESSORS = 132
 
 
@@ -88,7 +89,14 @@ def _segment(x, data, scale, n, k_first, k_stop, depth, scale_columns, QUANTISED
 
 
 @triton.jit
-def _linear(x, data, scale, out, x_stride, rows, columns, depth, scale_columns, segment, segments,
+def _bounds(index, units, segments, depth):
+    """First K of a segment, and the first after it."""
+    first, stop = index * units // segments * _UNIT, (index + 1) * units // segments * _UNIT
+    return first, tl.minimum(stop, depth)
+
+
+@triton.jit
+def _linear(x, data, scale, out, x_stride, rows, columns, depth, scale_columns, units, segments,
             QUANTISED: tl.constexpr, MERGED: tl.constexpr, ROUND: tl.constexpr, ROWS: tl.constexpr,
             COLUMNS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     """One tile of out [rows, groups * columns], or of partial sums float32 [segments, rows, groups * columns].
@@ -110,13 +118,13 @@ def _linear(x, data, scale, out, x_stride, rows, columns, depth, scale_columns, 
     if MERGED:
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
         for index in range(segments):
-            first = index * segment
-            total += _segment(x_rows, data_rows, scale_rows, n, first, tl.minimum(first + segment, depth), depth,
+            first, stop = _bounds(index, units, segments, depth)
+            total += _segment(x_rows, data_rows, scale_rows, n, first, stop, depth,
                               scale_columns, QUANTISED, ROWS, COLUMNS, STEP)  # fmt: skip
         tl.store(out + places, round_bf16(total) if ROUND else total.to(out.dtype.element_ty), mask=stored)
     else:
-        first = tl.program_id(2) * segment
-        total = _segment(x_rows, data_rows, scale_rows, n, first, tl.minimum(first + segment, depth), depth,
+        first, stop = _bounds(tl.program_id(2), units, segments, depth)
+        total = _segment(x_rows, data_rows, scale_rows, n, first, stop, depth,
                          scale_columns, QUANTISED, ROWS, COLUMNS, STEP)  # fmt: skip
         tl.store(out + tl.program_id(2).to(tl.int64) * rows * width + places, total, mask=stored)
 
@@ -162,8 +170,7 @@ def linear(x: Tensor, weight: LinearWeight, cast: bool, round_out: bool, precisi
     if cast:
         x = cast_rows(x)
     columns = width // weight.groups
-    segment = segment_depth(width, depth)
-    segments = triton.cdiv(depth, segment)
+    segments = segment_count(width, depth)
     tile_rows = 16 if rows <= 16 else 64 if rows <= 64 else 128
     tile_columns = 128 if columns > 64 else 64
     grid = triton.cdiv(rows, tile_rows), triton.cdiv(columns, tile_columns) * weight.groups
@@ -171,9 +178,10 @@ def linear(x: Tensor, weight: LinearWeight, cast: bool, round_out: bool, precisi
     target = out if merged else torch.empty(segments, rows, width, dtype=torch.float32, device=x.device)
     scale = weight.scale if weight.scale is not None else weight.data
     _linear[(*grid, 1 if merged else segments)](
-        x, weight.data, scale, target, x.stride(0), rows, columns, depth, scale.shape[1], segment, segments,
-        QUANTISED=weight.scale is not None, MERGED=merged, ROUND=round_out and merged, ROWS=tile_rows,
-        COLUMNS=tile_columns, STEP=64, num_warps=8 if tile_rows == 128 else 4, num_stages=3 if tile_rows == 128 else 4,
+        x, weight.data, scale, target, x.stride(0), rows, columns, depth, scale.shape[1], triton.cdiv(depth, UNIT),
+        segments, QUANTISED=weight.scale is not None, MERGED=merged, ROUND=round_out and merged,
+        ROWS=tile_rows, COLUMNS=tile_columns, STEP=64, num_warps=8 if tile_rows == 128 else 4,
+        num_stages=3 if tile_rows == 128 else 4,
     )  # fmt: skip
     if not merged:
         size = rows * width

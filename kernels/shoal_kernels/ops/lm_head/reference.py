@@ -18,11 +18,10 @@ def lm_head_argmax(
     positions: Tensor,
     is_greedy: Tensor,
     precision: Precision,
-    backend: str | None = "reference",
 ) -> Tensor:
     """hidden [R, D] -> int64 [R]."""
-    logits = linear(hidden, head, out="f32", precision=precision, backend=backend).to(torch.float32)
-    return _choose(logits, inverse_temperature, seeds, positions, is_greedy, backend)
+    logits = linear(hidden, head, out="f32", precision=precision).to(torch.float32)
+    return _choose(logits, inverse_temperature, seeds, positions, is_greedy)
 
 
 def markov_loop(
@@ -38,17 +37,16 @@ def markov_loop(
     is_greedy: Tensor,
     width: int,
     precision: Precision,
-    backend: str | None = "reference",
 ) -> tuple[Tensor, Tensor]:
     """base_logits [n, B, V] -> tokens int64 [n, width], confidence logits [n, width]."""
     tokens, chances = [], []
     for j in range(width):
         embedded = torch.nn.functional.embedding(previous, markov_embed).to(precision.dtype)
-        bias = linear(embedded, markov_head, out="f32", precision=precision, backend=backend)
+        bias = linear(embedded, markov_head, out="f32", precision=precision)
         seen = torch.cat([hidden[:, j], embedded], dim=1)
-        chances.append(linear(seen, confidence, out="f32", precision=precision, backend=backend)[:, 0])
+        chances.append(linear(seen, confidence, out="f32", precision=precision)[:, 0])
         logits = (base_logits[:, j] + bias).to(torch.float32)
-        previous = _choose(logits, inverse_temperature, seeds, positions + j, is_greedy, backend)
+        previous = _choose(logits, inverse_temperature, seeds, positions + j, is_greedy)
         tokens.append(previous)
     return torch.stack(tokens, dim=1), torch.stack(chances, dim=1)
 
@@ -59,7 +57,6 @@ def _choose(
     seeds: Tensor,
     positions: Tensor,
     is_greedy: Tensor,
-    backend: str | None,
 ) -> Tensor:
     z = torch.where(is_greedy[:, None], logits, logits * inverse_temperature[:, None])
-    return coupled_argmax(z, seeds, positions, is_greedy, backend=backend)
+    return coupled_argmax(z, seeds, positions, is_greedy)

@@ -15,17 +15,37 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from shoal_kernels.ops.linear import LinearWeight
+from shoal_kernels.ops.linear.segments import segment_depth
+from shoal_kernels.ops.lm_head import reference
 from shoal_kernels.ops.sampling.noise_triton import best_of_tile
-from shoal_kernels.ops.sampling.triton import best_of_parts
+from shoal_kernels.ops.sampling.triton import best_of_parts, coupled_argmax
 from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import EXACT_OPTIONS, dot
 
 
 @triton.jit
 def _keep_best(
-    z, first, row, rows, vocab, inverse_temperature, seeds, positions, ahead, is_greedy, values, tokens, part, parts
+    z,
+    first,
+    row,
+    rows,
+    vocab,
+    inverse_temperature,
+    seeds,
+    positions,
+    ahead,
+    is_greedy,
+    values,
+    tokens,
+    part,
+    parts,
+    SLICE: tl.constexpr,
+    FUSED: tl.constexpr,
 ):
-    """Store the best token of every row of z [rows, tokens], logits of the ids from `first` on."""
+    """Store the best token of every row of z [rows, tokens], logits of the ids from `first` on.
+
+    Not FUSED: store the processed logits, float32 [rows, vocab], as `values`.
+    """
     column = first + tl.arange(0, z.shape[1])
     inside = row < rows
     greedy = tl.load(is_greedy + row, mask=inside, other=1) != 0
@@ -33,6 +53,10 @@ def _keep_best(
     seed = tl.load(seeds + row, mask=inside, other=0)
     position = tl.load(positions + row, mask=inside, other=0) + ahead
     z = tl.where(greedy[:, None], z, z * inverse[:, None])
+    if not FUSED:
+        at = row.to(tl.int64)[:, None] * vocab + column[None, :]
+        tl.store(values + at, z, mask=inside[:, None] & (column[None, :] < vocab))
+        return
     z = tl.where(column[None, :] < vocab, z, float("-inf"))
     value, token = best_of_tile(
         z,
@@ -42,7 +66,8 @@ def _keep_best(
         seed.to(tl.uint32),
         (seed >> 32).to(tl.uint32),
         greedy,
-        64,
+        SLICE,
+        False,
     )
     tl.store(values + row.to(tl.int64) * parts + part, value, mask=inside)
     tl.store(tokens + row.to(tl.int64) * parts + part, token, mask=inside)
@@ -65,6 +90,8 @@ def _head_tile(
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SLICE: tl.constexpr,
+    FUSED: tl.constexpr,
 ):
     """x, w: descriptors of bf16 [rows, DEPTH] and [vocab, DEPTH]; what lies beyond them reads as zero."""
     # Row tiles of one vocabulary tile run side by side, so that its weights come from memory once.
@@ -89,6 +116,8 @@ def _head_tile(
         tokens,
         part,
         parts,
+        SLICE,
+        FUSED,
     )
 
 
@@ -114,6 +143,8 @@ def _markov_tile(
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SLICE: tl.constexpr,
+    FUSED: tl.constexpr,
 ):
     row_tiles = tl.cdiv(rows, BLOCK_R)
     part, row_tile = tl.program_id(0) // row_tiles, tl.program_id(0) % row_tiles
@@ -128,7 +159,22 @@ def _markov_tile(
     at = base + tl.minimum(row, rows - 1).to(tl.int64)[:, None] * stride_n + column[None, :]
     z = tl.load(at, mask=column[None, :] < vocab, other=0.0) + acc
     _keep_best(
-        z, first, row, rows, vocab, inverse_temperature, seeds, positions, ahead, is_greedy, values, tokens, part, parts
+        z,
+        first,
+        row,
+        rows,
+        vocab,
+        inverse_temperature,
+        seeds,
+        positions,
+        ahead,
+        is_greedy,
+        values,
+        tokens,
+        part,
+        parts,
+        SLICE,
+        FUSED,
     )
 
 
@@ -163,8 +209,20 @@ def _confidence(
 def _tiles(rows: int, vocab: int, depth: int) -> tuple[int, int, int, int, int]:
     """Rows, tokens and K of a tile, warps and stages. None of them changes the order of a sum over K."""
     block_k = min(64, max(16, triton.next_power_of_2(depth)))
-    block_v = min(256, max(16, triton.next_power_of_2(vocab)))
+    block_v = min(128, max(16, triton.next_power_of_2(vocab)))
     return (64, block_v, block_k, 4, 4) if rows <= 64 else (128, block_v, block_k, 8, 4)
+
+
+def is_cut(head: LinearWeight) -> bool:
+    """Whether `linear` adds a logit up from segments of K: then the logits have to come from it."""
+    return segment_depth(head.out_features, head.in_features) < head.in_features
+
+
+def _is_fused(device: torch.device) -> bool:
+    """Whether the arg-max is taken in the product's kernel. Triton's layout pass for Blackwell's tensor memory fails on
+    it, so there the processed logits are stored and a second kernel reads them.
+    """
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 10
 
 
 def lm_head_argmax(
@@ -178,9 +236,12 @@ def lm_head_argmax(
 ) -> Tensor:
     """hidden bf16 [R, D] -> int64 [R]."""
     (rows, depth), vocab = hidden.shape, head.out_features
+    if is_cut(head):
+        return reference.lm_head_argmax(hidden, head, inverse_temperature, seeds, positions, is_greedy, precision)
     block_r, block_v, block_k, warps, stages = _tiles(rows, vocab, depth)
     parts = triton.cdiv(vocab, block_v)
-    values = torch.empty(rows, parts, dtype=torch.float32, device=hidden.device)
+    fused = _is_fused(hidden.device)
+    values = torch.empty(rows, parts if fused else vocab, dtype=torch.float32, device=hidden.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=hidden.device)
     if rows:
         _head_tile[(parts * triton.cdiv(rows, block_r),)](
@@ -199,11 +260,13 @@ def lm_head_argmax(
             BLOCK_R=block_r,
             BLOCK_V=block_v,
             BLOCK_K=block_k,
+            SLICE=min(64, block_v),
+            FUSED=fused,
             num_warps=warps,
             num_stages=stages,
             **EXACT_OPTIONS,
         )
-    return best_of_parts(values, tokens)
+    return best_of_parts(values, tokens) if fused else coupled_argmax(values, seeds, positions, is_greedy)
 
 
 def markov_loop(
@@ -221,6 +284,21 @@ def markov_loop(
     precision: Precision,
 ) -> tuple[Tensor, Tensor]:
     """base_logits float32 [n, B, V] -> tokens int64 [n, width], confidence logits float32 [n, width]."""
+    if is_cut(markov_head):
+        return reference.markov_loop(
+            base_logits,
+            hidden,
+            previous,
+            markov_embed,
+            markov_head,
+            confidence,
+            inverse_temperature,
+            seeds,
+            positions,
+            is_greedy,
+            width,
+            precision,
+        )
     rows, vocab, rank = base_logits.shape[0], base_logits.shape[2], markov_head.in_features
     depth = hidden.shape[2]
     embed = markov_embed.to(torch.bfloat16)
@@ -230,7 +308,8 @@ def markov_loop(
         return drafted, chances
     block_r, block_v, block_k, warps, stages = _tiles(rows, vocab, rank)
     parts = triton.cdiv(vocab, block_v)
-    values = torch.empty(rows, parts, dtype=torch.float32, device=hidden.device)
+    fused = _is_fused(hidden.device)
+    values = torch.empty(rows, parts if fused else vocab, dtype=torch.float32, device=hidden.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=hidden.device)
     base_logits = base_logits if base_logits.stride(2) == 1 else base_logits.contiguous()
     hidden = hidden if hidden.stride(2) == 1 else hidden.contiguous()
@@ -258,11 +337,16 @@ def markov_loop(
             BLOCK_R=block_r,
             BLOCK_V=block_v,
             BLOCK_K=block_k,
+            SLICE=min(64, block_v),
+            FUSED=fused,
             num_warps=warps,
             num_stages=stages,
             **EXACT_OPTIONS,
         )
-        best_of_parts(values, tokens, drafted[:, j])
+        if fused:
+            best_of_parts(values, tokens, drafted[:, j])
+        else:
+            drafted[:, j] = coupled_argmax(values, seeds, positions + j, is_greedy)
         before, stride = drafted[:, j], width
     _confidence[(rows, width)](
         hidden,

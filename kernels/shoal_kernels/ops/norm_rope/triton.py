@@ -14,12 +14,14 @@ from shoal_kernels.triton_rows import (
     WINDOW,
     aligned_rows,
     bf16_value,
+    load_angles,
     load_pairs,
     norm_pairs,
     pairs_of,
     q4ue_value,
     q8_value,
     rotate_pairs,
+    row_parts,
     rsqrt,
     store_pairs,
     store_record,
@@ -27,41 +29,46 @@ from shoal_kernels.triton_rows import (
 
 
 @triton.jit
-def _norm_part(values, factor, weight, at, DIM: tl.constexpr, SIZE: tl.constexpr, CAST: tl.constexpr):
-    normed = bf16_value((values * factor) * tl.load(weight + at, mask=at < DIM, other=0.0))
+def _norm_part(values, factor, gain, ROWS: tl.constexpr, SIZE: tl.constexpr, CAST: tl.constexpr):
+    normed = bf16_value((values * factor) * gain)
     if CAST:
-        normed = tl.reshape(q8_value(tl.reshape(normed, [SIZE // 32, 32]), 1), [SIZE])
+        normed = tl.reshape(q8_value(tl.reshape(normed, [ROWS, SIZE // 32, 32]), 2), [ROWS, SIZE])
     return round_bf16(normed)
 
 
 @triton.jit(do_not_specialize=["x_steps"])
-def _norm(x, x_steps, weight, eps, out, STEP: tl.constexpr, DIM: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
-          CAST: tl.constexpr):  # fmt: skip
-    # A row is HEAD values and at most TAIL more, both powers of two: 5120 is 4096 + 1024, without idle lanes.
+def _norm(x, x_steps, weight, eps, out, STEP: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr,
+          HAS_MORE: tl.constexpr, CAST: tl.constexpr):  # fmt: skip
+    # A row is PARTS x SIZE values and perhaps SIZE more (`row_parts`). Parts are added thread by thread, which leaves
+    # one sum over SIZE. All is loaded before it: an access behind it would wait for it.
     row = tl.program_id(0).to(tl.int64)
     source, target = x + row * x_steps * STEP, out + row * DIM
-    at = tl.arange(0, HEAD)
+    column = tl.arange(0, SIZE)[None, :]
+    at, more_at = tl.arange(0, PARTS)[:, None] * SIZE + column, PARTS * SIZE + column
     values = tl.load(source + at, mask=at < DIM, other=0.0).to(tl.float32)
-    total = tl.sum(values * values, 0)
-    if TAIL:
-        more_at = HEAD + tl.arange(0, TAIL)
+    gain = tl.load(weight + at, mask=at < DIM, other=0.0)
+    squares = tl.sum(values * values, 0)
+    if HAS_MORE:
         more = tl.load(source + more_at, mask=more_at < DIM, other=0.0).to(tl.float32)
-        total += tl.sum(more * more, 0)
-    factor = rsqrt(tl.math.div_rn(total, DIM * 1.0) + eps)
-    tl.store(target + at, _norm_part(values, factor, weight, at, DIM, HEAD, CAST), mask=at < DIM)
-    if TAIL:
-        tl.store(target + more_at, _norm_part(more, factor, weight, more_at, DIM, TAIL, CAST), mask=more_at < DIM)
+        more_gain = tl.load(weight + more_at, mask=more_at < DIM, other=0.0)
+        squares += tl.sum(more * more, 0)
+    factor = rsqrt(tl.math.div_rn(tl.sum(squares, 0), DIM * 1.0) + eps)
+    tl.store(target + at, _norm_part(values, factor, gain, PARTS, SIZE, CAST), mask=at < DIM)
+    if HAS_MORE:
+        tl.store(target + more_at, _norm_part(more, factor, more_gain, 1, SIZE, CAST), mask=more_at < DIM)
 
 
-@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["out"])
+@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["positions", "out"])
 def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.constexpr, STEP: tl.constexpr,
                FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
                TO_RECORD: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + row)
     even, odd = load_pairs(x + row * x_steps * STEP, DIM, PAIRS)
-    even, odd = norm_pairs(even, odd, weight, eps, DIM, PAIRS)
-    angles = cos_sin + tl.load(positions + row) * (2 * FREQUENCIES)
-    even, odd = rotate_pairs(even, odd, angles, FREQUENCIES, DIM, PAIRS)
+    even_weight, odd_weight = load_pairs(weight, DIM, PAIRS)
+    cos, sin = load_angles(cos_sin, position, FREQUENCIES, DIM, PAIRS)
+    even, odd = norm_pairs(even, odd, even_weight, odd_weight, eps, DIM)
+    even, odd = rotate_pairs(even, odd, cos, sin, FREQUENCIES, DIM, PAIRS)
     target = out + row * UNITS
     if UNITS % 16 == 0:
         target = tl.multiple_of(target, 16)
@@ -71,7 +78,7 @@ def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.const
         store_pairs(target, even, odd, DIM, PAIRS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _rope(x, x_stride, positions, cos_sin, out, out_stride, heads, INVERSE: tl.constexpr, CAST: tl.constexpr,
           FREQUENCIES: tl.constexpr, FIRST: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
           HEADS: tl.constexpr):  # fmt: skip
@@ -112,12 +119,10 @@ def _warps(size: int) -> int:
 def _run_norm(x: Tensor, weight: Tensor, eps: float, cast: bool) -> Tensor:
     (x, steps, step), (rows, dim) = aligned_rows(x), x.shape
     out = torch.empty(rows, dim, dtype=torch.bfloat16, device=x.device)
-    head = max(32, triton.next_power_of_2(dim + 1) // 2)
-    tail = triton.next_power_of_2(dim - head) if dim > head else 0
-    tail = max(tail, 32) if tail else 0
+    parts, size, has_more = row_parts(dim)
     if rows:
-        sizes = step, dim, head, tail, cast
-        _norm[(rows,)](x, steps, weight, eps, out, *sizes, num_warps=_warps(head), **EXACT_OPTIONS)
+        sizes = step, dim, parts, size, has_more, cast
+        _norm[(rows,)](x, steps, weight, eps, out, *sizes, num_warps=max(1, min(8, size // 256)), **EXACT_OPTIONS)
     return out
 
 

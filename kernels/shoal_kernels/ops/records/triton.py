@@ -33,7 +33,7 @@ def _encode(values, values_stride, records, UNITS: tl.constexpr, DATA: tl.conste
     store_record(even, odd, records + row * UNITS, records + row * UNITS + DATA, KIND, DIM, PAIRS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["block_ids", "slots"])
 def _write(values, values_stride, block_ids, slots, storage, block_units, data_offset, scale_offset,
            DATA_STEP: tl.constexpr, SCALE_STEP: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
            PAIRS: tl.constexpr):  # fmt: skip
@@ -67,7 +67,7 @@ def _decode(data, data_stride, scales, scales_stride, values, KIND: tl.constexpr
     store_pairs(values + row * DIM, even, odd, DIM, PAIRS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["targets", "sources"])
 def _copy_rows(target, target_stride, targets, source, source_stride, sources, UNITS: tl.constexpr, SIZE: tl.constexpr):
     row = tl.program_id(0)
     to, of = tl.load(targets + row) * target_stride, tl.load(sources + row) * source_stride

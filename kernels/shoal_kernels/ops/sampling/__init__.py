@@ -102,17 +102,16 @@ def process_logits(logits: Tensor, rows: Sequence[RowSampling], *, backend: str 
     if not any(changed) and not filtered:
         return logits
     device, precision = logits.device.type, _numerics(logits, backend)
-    z: Tensor = resolve("edit_logits", device, precision, backend)(logits, rows, inverse_temperatures(rows))
-    if filtered:
-        at = torch.tensor(filtered).to(z.device, non_blocking=True)
-        kept = resolve("filter_logits", device, precision, backend)(
-            z.index_select(0, at),
-            [rows[index].top_p for index in filtered],
-            [rows[index].top_k for index in filtered],
-            [rows[index].min_p for index in filtered],
-        )
-        z.index_copy_(0, at, kept)
-    return z
+    z: Tensor = resolve("edit_logits", device, precision)(logits, rows, inverse_temperatures(rows))
+    if not filtered:
+        return z
+    chosen = [rows[index] for index in filtered]
+    parameters = [row.top_p for row in chosen], [row.top_k for row in chosen], [row.min_p for row in chosen]
+    filter_logits = resolve("filter_logits", device, precision, backend)
+    if len(filtered) == len(rows):
+        return filter_logits(z, *parameters)  # type: ignore[no-any-return]
+    at = torch.tensor(filtered).to(z.device, non_blocking=True)
+    return z.index_copy_(0, at, filter_logits(z.index_select(0, at), *parameters))
 
 
 def inverse_temperatures(rows: Sequence[RowSampling]) -> Tensor:

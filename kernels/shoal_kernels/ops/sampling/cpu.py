@@ -13,9 +13,6 @@ from torch import Tensor
 from shoal_kernels.arith_nb import INF, ZERO, exp, power_of_two, tree_sum
 from shoal_kernels.jit import bits_of, float_of, inline, kernel
 from shoal_kernels.ops.sampling import noise
-from shoal_kernels.ops.sampling.reference import edit_logits, logprobs
-
-__all__ = ["coupled_argmax", "edit_logits", "filter_logits", "logprobs"]
 
 _MULTIPLIER_0, _MULTIPLIER_1 = np.int64(noise.MULTIPLIER_0), np.int64(noise.MULTIPLIER_1)
 _WEYL_0, _WEYL_1, _MASK = np.int64(noise.WEYL_0), np.int64(noise.WEYL_1), np.int64(noise.MASK_32)

@@ -67,17 +67,24 @@ def edit_logits(logits: Tensor, rows: Sequence[RowSampling], inverse_temperature
     count, vocab = logits.shape
     device = logits.device
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    numbers = torch.empty(count, 4)
+    numbers = torch.tensor([1.0, 0.0, 0.0, 1.0]).repeat(count, 1)
     numbers[:, 3] = inverse_temperature
     places = torch.full((count, 3), -1, dtype=torch.int64)
+    edited = [index for index, row in enumerate(rows) if row.is_edited]
+    penalties, kept_at = [], []
     tables: list[list[Tensor]] = [[], [], []]
-    for index, row in enumerate(rows):
+    for index in edited:
+        row = rows[index]
         factor = min(max(row.repetition_penalty, 1.0 / LARGEST_FACTOR), LARGEST_FACTOR)
-        numbers[index, :3] = torch.tensor([factor, row.frequency_penalty, row.presence_penalty])
-        for kind, table in enumerate((row.output_counts, row.prompt_seen, row.allowed)):
-            if table is not None and (kind or row.is_edited):
-                places[index, kind] = len(tables[kind])
-                tables[kind].append(table)
+        penalties.append((factor, row.frequency_penalty, row.presence_penalty))
+        found = (row.output_counts, row.prompt_seen, row.allowed)
+        kept_at.append([len(kept) if table is not None else -1 for kept, table in zip(tables, found, strict=True)])
+        for kept, table in zip(tables, found, strict=True):
+            if table is not None:
+                kept.append(table)
+    if edited:
+        numbers[edited, :3] = torch.tensor(penalties, dtype=torch.float32)
+        places[edited] = torch.tensor(kept_at)
     counts, seen, allowed = (
         torch.stack([table.to(dtype) for table in kept]).to(device, non_blocking=True)
         if kept

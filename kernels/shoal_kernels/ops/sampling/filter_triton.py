@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoal_kernels import arith
 from shoal_kernels.ops.sampling import noise
-from shoal_kernels.triton_lib import EXACT_OPTIONS
+from shoal_kernels.triton_lib import EXACT_OPTIONS, IS_INTERPRETED
 
 _LOG2E, _MAGIC = tl.constexpr(arith.LOG2E), tl.constexpr(arith.ROUND_MAGIC)
 _LN2_HIGH, _LN2_LOW = tl.constexpr(arith.LN2_HIGH), tl.constexpr(arith.LN2_LOW)
@@ -25,6 +25,9 @@ _EXP_LOW, _EXP_HIGH = tl.constexpr(arith.EXP_LOW), tl.constexpr(arith.EXP_HIGH)
 _E0, _E1, _E2, _E3, _E4, _E5 = (tl.constexpr(c) for c in arith.EXP_POLYNOMIAL)
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (tl.constexpr(c) for c in arith.LOG_POLYNOMIAL)
 _SQRT_HALF, _FIXED_POINT = tl.constexpr(arith.SQRT_HALF), tl.constexpr(noise.FIXED_POINT)
+_ONE = tl.constexpr(1 << 42)
+"""One token in a packed sum; the mass is what is below."""
+_INTERPRETED = tl.constexpr(IS_INTERPRETED)
 _OFF = 1 << 62
 _BLOCK = 4096
 
@@ -109,19 +112,48 @@ def _mass(p):
 
 
 @triton.jit
+def _is_beyond(packed, most, limit):
+    """Whether more than `most` tokens or more than `limit` of mass are in a packed sum."""
+    return (packed // _ONE > most) | (packed % _ONE > limit)
+
+
+@triton.jit
 def _least_key(lanes, most):
     """A key that at least most + 1 tokens reach: as many lanes hold a token of it. 0 if there are fewer lanes."""
     keys, bound = _order(lanes), tl.zeros([], tl.uint32)
     for bit in range(32):
         trial = bound | (tl.full([], 0x80000000, tl.uint32) >> bit)
-        bound = tl.where(tl.sum((keys >= trial).to(tl.int64), 0) > most, trial, bound)
+        bound = tl.where(tl.sum((keys >= trial).to(tl.int32), 0) > most, trial, bound)
     return bound
 
 
 @triton.jit
-def _filter_row(z, stride, limits, mosts, floors, keys, shares, out, vocab, LEVELS: tl.constexpr, BLOCK: tl.constexpr):
+def _add(a1, b1, c1, a2, b2, c2):
+    return a1 + a2, b1 + b2, c1 + c2
+
+
+@triton.jit
+def _totals(a, b, c):
+    if _INTERPRETED:
+        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0)
+    return tl.reduce((a, b, c), 0, _add)
+
+
+@triton.jit
+def _candidate(keys, shares, held, level, BLOCK: tl.constexpr):
+    """Key and share of the candidate number `level` of every lane, and whether there is one."""
+    at, inside = level * BLOCK + tl.arange(0, BLOCK), level < held
+    key = tl.load(keys + at, mask=inside, other=0).to(tl.uint32, bitcast=True)
+    return key, _mass(tl.load(shares + at, mask=inside, other=0.0)), inside
+
+
+@triton.jit
+def _filter_row(
+    z, stride, limits, mosts, floors, keys, shares, out, vocab, room, LEVELS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """room: length of a row of keys and shares, whole blocks."""
     row = tl.program_id(0).to(tl.int64)
-    z, out, keys, shares = z + row * stride, out + row * vocab, keys + row * vocab, shares + row * vocab
+    z, out, keys, shares = z + row * stride, out + row * vocab, keys + row * room, shares + row * room
     limit, most, floor = tl.load(limits + row), tl.load(mosts + row), tl.load(floors + row)
     largest, lanes = _largest(z, vocab, BLOCK)
     total = _tree_sum(z, largest, shares, vocab, LEVELS, BLOCK)
@@ -129,65 +161,72 @@ def _filter_row(z, stride, limits, mosts, floors, keys, shares, out, vocab, LEVE
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(z + at, mask=at < vocab, other=float("-inf"))
-        sums += _mass(tl.math.div_rn(_exp(x - largest), total))
+        p = tl.math.div_rn(_exp(x - largest), total)
+        sums += _mass(p)
+        tl.store(out + at, p, mask=at < vocab)
     mass = tl.sum(sums, 0)
     by_mass, by_count = mass > limit, most < vocab
-    boundary, ties = tl.zeros([], tl.uint32), tl.zeros([], tl.int64)
-    if by_mass | by_count:
+    bounded = by_mass | by_count
+    boundary, ties, tied = tl.zeros([], tl.uint32), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    if bounded:
         # Tokens of at most `least` each cannot make up what is beyond the limit, so the boundary lies above them.
         least = tl.where(by_mass, (mass - limit - 1) // vocab, -1)
-        lowest = _least_key(lanes, most)
-        found = tl.zeros([], tl.int32)
+        lowest = tl.zeros([], tl.uint32)
+        if by_count:
+            lowest = _least_key(lanes, most)
+        # Every lane keeps its own list of candidates: their order does not matter, and no thread waits for another.
+        held = tl.zeros([BLOCK], tl.int32)
+        tl.debug_barrier()
         for start in range(0, vocab, BLOCK):
             at = start + tl.arange(0, BLOCK)
             x = tl.load(z + at, mask=at < vocab, other=float("-inf"))
-            p, key = tl.math.div_rn(_exp(x - largest), total), _order(x)
+            p, key = tl.load(out + at, mask=at < vocab, other=0.0), _order(x)
             chosen = (at < vocab) & (key >= lowest) & (_mass(p) > least)
-            place = found + tl.cumsum(chosen.to(tl.int32), 0) - 1
+            place = held * BLOCK + tl.arange(0, BLOCK)
             tl.store(keys + place, key.to(tl.int32, bitcast=True), mask=chosen)
             tl.store(shares + place, p, mask=chosen)
-            found += tl.sum(chosen.to(tl.int32), 0)
-        # Other threads read what was stored.
-        tl.debug_barrier()
-        for bit in range(32):
-            trial = boundary | (tl.full([], 0x80000000, tl.uint32) >> bit)
-            count, weight = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
-            for start in range(0, found, BLOCK):
-                at = start + tl.arange(0, BLOCK)
-                key = tl.load(keys + at, mask=at < found, other=0).to(tl.uint32, bitcast=True)
-                p = tl.load(shares + at, mask=at < found, other=0.0)
-                above = (key >= trial) & (at < found)
-                count += above.to(tl.int64)
-                weight += tl.where(above, _mass(p), 0)
-            beyond = (tl.sum(count, 0) > most) | (tl.sum(weight, 0) > limit)
-            boundary = tl.where(beyond, trial, boundary)
-        count, weight = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
-        tie = tl.zeros([BLOCK], tl.int64)
-        for start in range(0, found, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            key = tl.load(keys + at, mask=at < found, other=0).to(tl.uint32, bitcast=True)
-            part = _mass(tl.load(shares + at, mask=at < found, other=0.0))
-            above = (key > boundary) & (at < found)
-            count += above.to(tl.int64)
-            weight += tl.where(above, part, 0)
-            tie = tl.maximum(tie, tl.where((key == boundary) & (at < found), part, 0))
+            held += chosen.to(tl.int32)
+        deepest = tl.max(held, 0)
+        # The boundary is the largest key that too many tokens or too much mass reach; two bits per look. A count and a
+        # mass share one number: there are fewer than 2^22 tokens, and all masses are below 2^41.
+        for look in range(16):
+            one = tl.full([], 0x40000000, tl.uint32) >> (2 * look)
+            first, second, third = boundary + one, boundary + 2 * one, boundary + 3 * one
+            sum1, sum2, sum3 = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
+            for level in range(deepest):
+                key, part, inside = _candidate(keys, shares, held, level, BLOCK)
+                part = tl.where(inside, part + _ONE, 0)
+                sum1 += tl.where(key >= first, part, 0)
+                sum2 += tl.where(key >= second, part, 0)
+                sum3 += tl.where(key >= third, part, 0)
+            sum1, sum2, sum3 = _totals(sum1, sum2, sum3)
+            boundary = tl.where(_is_beyond(sum1, most, limit), first, boundary)
+            boundary = tl.where(_is_beyond(sum2, most, limit), second, boundary)
+            boundary = tl.where(_is_beyond(sum3, most, limit), third, boundary)
+        above, equal, each = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
+        for level in range(deepest):
+            key, part, inside = _candidate(keys, shares, held, level, BLOCK)
+            above += tl.where(inside & (key > boundary), part + _ONE, 0)
+            is_tie = inside & (key == boundary)
+            equal += is_tie.to(tl.int64)
+            each = tl.maximum(each, tl.where(is_tie, part, 0))
+        before, tied, _ = _totals(above, equal, equal)
+        share = tl.max(each, 0)
         # Tokens of the boundary's value stay, lower ids first, for as long as the mass before them is in the limit.
-        each, before = tl.max(tie, 0), tl.sum(weight, 0)
-        room = tl.where(each > 0, (limit - before) // tl.maximum(each, 1) + 1, vocab)
-        ties = tl.minimum(most - tl.sum(count, 0), room)
+        fit = tl.where(share > 0, (limit - before % _ONE) // tl.maximum(share, 1) + 1, vocab)
+        ties = tl.minimum(most - before // _ONE, fit)
     least_share = tl.math.div_rn(_exp(largest - largest), total) * floor
     seen = tl.zeros([], tl.int64)
-    bounded = by_mass | by_count
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(z + at, mask=at < vocab, other=float("-inf"))
-        key = _order(x)
-        is_tie = (key == boundary) & bounded & (at < vocab)
-        rank = seen + tl.cumsum(is_tie.to(tl.int32), 0)
-        keep = (key > boundary) | (is_tie & (rank <= ties)) | (bounded == 0)
-        keep = keep & (tl.math.div_rn(_exp(x - largest), total) >= least_share)
-        tl.store(out + at, tl.where(keep, x, float("-inf")), mask=at < vocab)
-        seen += tl.sum(is_tie.to(tl.int64), 0)
+        p, key = tl.load(out + at, mask=at < vocab, other=0.0), _order(x)
+        keep = (key >= boundary) | (bounded == 0)
+        if ties < tied:
+            is_tie = (key == boundary) & (at < vocab)
+            keep = keep & ((is_tie == 0) | (seen + tl.cumsum(is_tie.to(tl.int32), 0) <= ties))
+            seen += tl.sum(is_tie.to(tl.int64), 0)
+        tl.store(out + at, tl.where(keep & (p >= least_share), x, float("-inf")), mask=at < vocab)
 
 
 @triton.jit
@@ -214,8 +253,10 @@ def filter_logits(z: Tensor, top_p: Sequence[float], top_k: Sequence[int], min_p
     """z [R, V] after temperature -> [R, V] with the removed tokens at -inf."""
     rows, vocab = z.shape
     z = z if z.stride(1) == 1 else z.contiguous()
-    out, shares = torch.empty(rows, vocab, device=z.device), torch.empty(rows, vocab, device=z.device)
-    keys = torch.empty(rows, vocab, dtype=torch.int32, device=z.device)
+    blocks = _blocks(vocab)
+    room = triton.cdiv(vocab, blocks["BLOCK"]) * blocks["BLOCK"]
+    out, shares = torch.empty(rows, vocab, device=z.device), torch.empty(rows, room, device=z.device)
+    keys = torch.empty(rows, room, dtype=torch.int32, device=z.device)
     limits = [math.floor(p * noise.FIXED_POINT) if p < 1.0 else _OFF for p in top_p]
     mosts = [min(k, vocab) if k > 0 else vocab for k in top_k]
     whole = torch.tensor([limits, mosts], dtype=torch.int64).to(z.device, non_blocking=True)
@@ -231,8 +272,9 @@ def filter_logits(z: Tensor, top_p: Sequence[float], top_k: Sequence[int], min_p
             shares,
             out,
             vocab,
-            **_blocks(vocab),
-            num_warps=8,
+            room,
+            **blocks,
+            num_warps=16,
             **EXACT_OPTIONS,
         )
     return out

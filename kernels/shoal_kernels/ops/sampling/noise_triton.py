@@ -132,35 +132,83 @@ def _score_pair(z0, z1, pair, low, high, k0, k1, greedy):
 
 
 @triton.jit
+def _score_four(z0, z1, z2, z3, block, low, high, k0, k1, greedy):
+    """z plus fast noise of token ids 4 * block .. 4 * block + 3: a whole block of the generator."""
+    c0, c1, c2, c3 = philox(block.to(tl.uint32), low, high, k0, k1)
+    a0, a1, a2, a3 = z0 + gumbel_fast(c0), z1 + gumbel_fast(c1), z2 + gumbel_fast(c2), z3 + gumbel_fast(c3)
+    return tl.where(greedy, z0, a0), tl.where(greedy, z1, a1), tl.where(greedy, z2, a2), tl.where(greedy, z3, a3)
+
+
+@triton.jit
 def _unseen(a, ids, seen_score, seen_id):
     """The score, or -inf for what an earlier pass looked at."""
     return tl.where((a < seen_score) | ((a == seen_score) & (ids > seen_id)), a, float("-inf"))
 
 
 @triton.jit
-def _pass(z, first, low, high, k0, k1, greedy, seen_score, seen_id, IS_FIRST: tl.constexpr, SLICE: tl.constexpr):
+def _better(a0, z0, i0, a1, z1, i1, seen_score, seen_id, IS_FIRST: tl.constexpr):
+    """_merge of two single tokens."""
+    if not IS_FIRST:
+        a0 = _unseen(a0, i0, seen_score[:, None], seen_id[:, None])
+        a1 = _unseen(a1, i1, seen_score[:, None], seen_id[:, None])
+    none = tl.full(z0.shape, float("-inf"), tl.float32)
+    return _merge(a0, z0, i0, none, a1, z1, i1, none)
+
+
+@triton.jit
+def _pass(
+    z,
+    first,
+    low,
+    high,
+    k0,
+    k1,
+    greedy,
+    seen_score,
+    seen_id,
+    IS_FIRST: tl.constexpr,
+    SLICE: tl.constexpr,
+    HAS_FOURS: tl.constexpr,
+):
     """One look at z [rows, tokens], `SLICE` tokens at a time: more of them at once would not fit into registers."""
     rows: tl.constexpr = z.shape[0]
     half: tl.constexpr = z.shape[1] // 2
     if z.shape[1] > SLICE:
         left, right = tl.split(tl.permute(tl.reshape(z, [rows, 2, half]), (0, 2, 1)))
-        a1, z1, i1, s1 = _pass(left, first, low, high, k0, k1, greedy, seen_score, seen_id, IS_FIRST, SLICE)
-        a2, z2, i2, s2 = _pass(right, first + half, low, high, k0, k1, greedy, seen_score, seen_id, IS_FIRST, SLICE)
+        a1, z1, i1, s1 = _pass(left, first, low, high, k0, k1, greedy, seen_score, seen_id, IS_FIRST, SLICE, HAS_FOURS)
+        a2, z2, i2, s2 = _pass(
+            right, first + half, low, high, k0, k1, greedy, seen_score, seen_id, IS_FIRST, SLICE, HAS_FOURS
+        )
         return _merge(a1, z1, i1, s1, a2, z2, i2, s2)
-    z0, z1 = tl.split(tl.reshape(z, [rows, half, 2]))
-    pair = (first >> 1) + tl.arange(0, half)[None, :]
     words = low[:, None], high[:, None], k0[:, None], k1[:, None], greedy[:, None]
-    if _INTERPRETED:
-        a0, a1 = _score_pair(z0, z1, pair, words[0], words[1], words[2], words[3], words[4])
+    if HAS_FOURS:
+        fours: tl.constexpr = z.shape[1] // 4
+        even, odd = tl.split(tl.reshape(z, [rows, fours, 2, 2]))
+        z0, z2 = tl.split(even)
+        z1, z3 = tl.split(odd)
+        block = (first >> 2) + tl.arange(0, fours)[None, :]
+        if _INTERPRETED:
+            a0, a1, a2, a3 = _score_four(z0, z1, z2, z3, block, words[0], words[1], words[2], words[3], words[4])
+        else:
+            a0, a1, a2, a3 = tl.map_elementwise(
+                _score_four, z0, z1, z2, z3, block, words[0], words[1], words[2], words[3], words[4]
+            )
+        ids = tl.zeros(z0.shape, tl.int32) + block * 4
+        low_half = _better(a0, z0, ids, a1, z1, ids + 1, seen_score, seen_id, IS_FIRST)
+        high_half = _better(a2, z2, ids + 2, a3, z3, ids + 3, seen_score, seen_id, IS_FIRST)
+        a, found, token, second = _merge(
+            low_half[0], low_half[1], low_half[2], low_half[3], high_half[0], high_half[1], high_half[2], high_half[3]
+        )
     else:
-        # Element by element, so that the state of one generator is alive at a time.
-        a0, a1 = tl.map_elementwise(_score_pair, z0, z1, pair, words[0], words[1], words[2], words[3], words[4])
-    ids = tl.zeros(z0.shape, tl.int32) + pair * 2
-    if not IS_FIRST:
-        a0 = _unseen(a0, ids, seen_score[:, None], seen_id[:, None])
-        a1 = _unseen(a1, ids + 1, seen_score[:, None], seen_id[:, None])
-    none = tl.full(z0.shape, float("-inf"), tl.float32)
-    a, found, token, second = _merge(a0, z0, ids, none, a1, z1, ids + 1, none)
+        z0, z1 = tl.split(tl.reshape(z, [rows, half, 2]))
+        pair = (first >> 1) + tl.arange(0, half)[None, :]
+        if _INTERPRETED:
+            a0, a1 = _score_pair(z0, z1, pair, words[0], words[1], words[2], words[3], words[4])
+        else:
+            # Element by element, so that the state of one generator is alive at a time.
+            a0, a1 = tl.map_elementwise(_score_pair, z0, z1, pair, words[0], words[1], words[2], words[3], words[4])
+        ids = tl.zeros(z0.shape, tl.int32) + pair * 2
+        a, found, token, second = _better(a0, z0, ids, a1, z1, ids + 1, seen_score, seen_id, IS_FIRST)
     return _best(a, found, token, second)
 
 
@@ -173,7 +221,7 @@ def _may_win(second, value, greedy):
 
 
 @triton.jit
-def best_of_tile(z, first, low, high, k0, k1, greedy, SLICE: tl.constexpr):
+def best_of_tile(z, first, low, high, k0, k1, greedy, SLICE: tl.constexpr, HAS_FOURS: tl.constexpr):
     """The token of every row of z [rows, tokens] among ids first .. (first divisible by 4): value [rows], id [rows].
 
     The value is the exact z + noise. -inf never wins over a finite value; a row of -inf gives its first id. Scores with
@@ -182,8 +230,9 @@ def best_of_tile(z, first, low, high, k0, k1, greedy, SLICE: tl.constexpr):
     low, high, k0, k1  uint32 [rows], halves of output index and seed
     greedy             bool [rows]: no noise
     SLICE              tokens looked at together
+    HAS_FOURS          a thread has four neighbouring tokens, so that it uses whole blocks of the generator; else two
     """
-    score, found, token, second = _pass(z, first, low, high, k0, k1, greedy, k0, k0, True, SLICE)
+    score, found, token, second = _pass(z, first, low, high, k0, k1, greedy, k0, k0, True, SLICE, HAS_FOURS)
     value = tl.where(greedy, found, found + noise_of(token, low, high, k0, k1))
     seen = token
     more = tl.max(_may_win(second, value, greedy), 0)
@@ -192,7 +241,7 @@ def best_of_tile(z, first, low, high, k0, k1, greedy, SLICE: tl.constexpr):
         zero = more - 1
         u = zero.to(tl.uint32)
         score, found, seen, second = _pass(
-            z, first + zero, low + u, high + u, k0 + u, k1 + u, greedy, score, seen, False, SLICE
+            z, first + zero, low + u, high + u, k0 + u, k1 + u, greedy, score, seen, False, SLICE, HAS_FOURS
         )
         other = tl.where(score > float("-inf"), found + noise_of(seen, low, high, k0, k1), float("-inf"))
         better = (greedy == 0) & ((other > value) | ((other == value) & (seen < token)))

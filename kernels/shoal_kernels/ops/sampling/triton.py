@@ -35,6 +35,7 @@ def _best_of_part(z, stride, seeds, positions, is_greedy, values, tokens, vocab,
         (seed >> 32).to(tl.uint32),
         tl.load(is_greedy + row + one) != 0,
         COLUMNS,
+        True,
     )
     at = row * tl.num_programs(0) + part + one
     tl.store(values + at, value)

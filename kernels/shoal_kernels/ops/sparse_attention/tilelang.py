@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Attention on Hopper for the released sizes; other sizes go to the Triton kernel."""
+"""Attention on Hopper and Blackwell for the released sizes; other sizes go to the Triton kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import torch
 from torch import Tensor
 
-from shoal_kernels.ops.sparse_attention import tilelang_few_rows, tilelang_kernel
+from shoal_kernels.ops.sparse_attention import tilelang_few_rows, tilelang_kernel, tilelang_sm100
 from shoal_kernels.ops.sparse_attention import triton as general
 from shoal_kernels.ops.sparse_attention.tilelang_parts import DIM, HEADS, LOG2E, TILE
 from shoal_kernels.paged_rows import PagedRows
@@ -49,7 +49,10 @@ def sparse_attention(
     query, window, sink, positions = query.contiguous(), window.contiguous(), sink.contiguous(), positions.contiguous()
     # Keys are held times 2^-10; weights are powers of two.
     factor = scale * LOG2E * 1024.0
-    if is_few(rows, sms):
+    if is_blackwell(query.device):
+        attend = tilelang_sm100.kernel(frequencies, has_entries, cast_out)
+        attend(query, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
+    elif is_few(rows, sms):
         most = -(-near.shape[1] // TILE)
         most += -(-topk.shape[1] // TILE) if has_entries else 0
         shape = rows, most, HEADS, TILE
@@ -61,6 +64,12 @@ def sparse_attention(
         attend = tilelang_kernel.kernel(sms, frequencies, has_entries, cast_out)
         attend(query, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
     return out
+
+
+@functools.cache
+def is_blackwell(device: torch.device) -> bool:
+    """Whether the device has tensor memory: tcgen05 instead of wgmma."""
+    return torch.cuda.get_device_capability(device)[0] == 10
 
 
 def is_few(rows: int, sms: int) -> bool:

@@ -12,8 +12,9 @@ from shoal_kernels.ops.sparse_attention.tilelang_parts import (
     DIM,
     HEADS,
     TILE,
-    compile_for_hopper,
+    compile_for,
     finish_source,
+    finishing,
     gathering,
     softmax,
 )
@@ -26,13 +27,13 @@ _HALF, _PART = DIM // 2, DIM // QUARTERS
 @functools.cache
 def scores_kernel(sms: int, has_entries: bool, arch: str = "sm_90a"):
     """Compiled `scores` for the static sizes."""
-    return compile_for_hopper(lambda: build_scores(sms, has_entries), arch)
+    return compile_for(lambda: build_scores(sms, has_entries), arch)
 
 
 @functools.cache
 def combine_kernel(frequencies: int, has_entries: bool, cast_out: bool, arch: str = "sm_90a"):
     """Compiled `combine` for the static sizes."""
-    return compile_for_hopper(lambda: build_combine(frequencies, has_entries, cast_out), arch)
+    return compile_for(lambda: build_combine(frequencies, has_entries, cast_out), arch)
 
 
 def build_scores(sms: int, has_entries: bool):
@@ -42,7 +43,7 @@ def build_scores(sms: int, has_entries: bool):
     rows, near_width, far_width, most = T.dynamic("rows, near_width, far_width, most")
     records, stored, units, sequences, blocks = T.dynamic("records, stored, units, sequences, blocks")
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
-    count, find, load, store, load_query = gathering(T, quarters=4)
+    count, find, load, store, load_query, _ = gathering(T, quarters=4)
 
     @T.prim_func
     def scores(
@@ -76,7 +77,6 @@ def build_scores(sms: int, has_entries: bool):
             last = (block + 1) * (rows * most) // sms
 
             if thread < 128:
-                T.set_max_nreg(152, 1)
                 step = T.alloc_var(i32, init=0)
                 turn = T.alloc_var(i32, init=0)
                 tiles = T.alloc_var(i32, init=0)
@@ -96,7 +96,6 @@ def build_scores(sms: int, has_entries: bool):
                     if (unit + 1) % most == 0:
                         T.barrier_arrive(q_free)
             else:
-                T.set_max_nreg(104, 0)
                 step_gather = T.alloc_var(i32, init=0)
                 turn_gather = T.alloc_var(i32, init=0)
                 near = T.alloc_var(i32, init=0)
@@ -123,7 +122,8 @@ def build_scores(sms: int, has_entries: bool):
                         step_gather += 1
                     if unit == first or t == 0:
                         T.barrier_wait(q_free, (turn_gather & 1) ^ 1)
-                        load_query(query, row, q_left, q_right)
+                        load_query(query, row, q_left)
+                        load_query(query, row, q_right, 2)
                         if thread == 128:
                             row_tiles[0] = tiles_gather
                         T.fence_proxy_async()
@@ -145,14 +145,14 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
         forward_index_fn=lambda h, k: k // 8 * 4 + h % 16 // 8 * 2 + k % 2,
     )
 
-    source = GATHER + FINISH + finish_source(_PART // 32, frequencies, cast_out)
+    source = GATHER + FINISH + finish_source(frequencies, cast_out)
     rows, near_width, far_width, most = T.dynamic("rows, near_width, far_width, most")
     records, stored, units, sequences, blocks, positions_known = T.dynamic(
         "records, stored, units, sequences, blocks, positions_known"
     )
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
-    begin, weigh = softmax(T)
-    count, find, load, store, _ = gathering(T, quarters=1)
+    (begin, weigh), finish = softmax(T), finishing(T, frequencies)
+    count, find, load, store, _, _ = gathering(T, quarters=1)
 
     @T.prim_func
     def combine(
@@ -174,6 +174,7 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
     ):
         with T.Kernel(QUARTERS, rows, threads=256) as (part_index, row):
             T.import_source(source)
+            T.annotate_min_blocks_per_sm(2)
             keys = T.alloc_shared([STAGES, TILE, _PART], bf16)
             p_shared = T.alloc_shared([2, HEADS, TILE], bf16)
             total_shared = T.alloc_shared([HEADS], f32)
@@ -196,6 +197,7 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
             geometry = per_block, units, offset, stride
 
             if thread < 128:
+                T.set_max_nreg(168, 1)
                 tiles = T.alloc_var(i32, init=0)
                 T.copy(raw_scores[row, 0, :, :], ahead)
                 begin(sink, peak, total)
@@ -220,16 +222,10 @@ def build_combine(frequencies: int, has_entries: bool, cast_out: bool):
                 T.copy(total, total_shared)
                 T.barrier_arrive(p_ready)
                 T.barrier_wait(p_ready, tiles & 1)
-                T.call_extern(
-                    "handle",
-                    "shoal_finish",
-                    acc.data,
-                    T.access_ptr(total_shared[0], "r", HEADS),
-                    T.access_ptr(cos_sin[positions[row], 0], "r", 2 * frequencies),
-                    T.access_ptr(out[row, 0, 0], "w", HEADS * DIM),
-                    part_index * _PART,
-                )
+                totals = T.access_ptr(total_shared[0], "r", HEADS)
+                finish(acc.data, totals, cos_sin, positions, out, row, part_index * _PART)
             else:
+                T.set_max_nreg(80, 0)
                 near = T.alloc_var(i32, init=0)
                 far = T.alloc_var(i32, init=0)
                 raw = T.alloc_local([8], "uint32")

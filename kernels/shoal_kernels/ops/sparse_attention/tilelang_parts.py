@@ -5,7 +5,7 @@ LOG2E = 1.4426950408889634
 HEADS, DIM, TILE = 64, 512, 64
 
 
-def compile_for_hopper(build_program, arch: str):
+def compile_for(build_program, arch: str):
     """The program that `build_program` makes, compiled."""
     import tilelang
     from tvm.target import Target
@@ -25,7 +25,8 @@ def gathering(T, quarters: int):
     find        where the keys of tile t lie; beyond the last tile nowhere
     load        their bytes into registers
     store       dequantised into stage `stage` of two tiles of [64, 256] (or one of [64, 128], given twice)
-    load_query  queries of a row into two tiles of [64, 256]
+    load_query  256 dims of the queries of a row, from quarter `part` on, into a tile of [64, 256]
+    prefetch    what these read of a later row, into the L2 cache
     """
 
     @T.macro
@@ -79,16 +80,28 @@ def gathering(T, quarters: int):
         )
 
     @T.macro
-    def load_query(query, row, left, right):
+    def load_query(query, row, tile, part=0):
         T.call_extern(
             "handle",
             "shoal_load_query",
             T.access_ptr(query[row, 0, 0], "r", HEADS * DIM),
-            T.access_ptr(left[0, 0], "w", HEADS * DIM // 2),
-            T.access_ptr(right[0, 0], "w", HEADS * DIM // 2),
+            T.access_ptr(tile[0, 0], "w", HEADS * DIM // 2),
+            part,
         )
 
-    return count, find, load, store, load_query
+    @T.macro
+    def prefetch(query, window_index, topk, row, near_width, far_width):
+        T.call_extern(
+            "handle",
+            "shoal_prefetch",
+            T.access_ptr(query[row, 0, 0], "r", HEADS * DIM),
+            T.access_ptr(window_index[row, 0], "r", 1),
+            T.access_ptr(topk[row, 0], "r", 1),
+            near_width,
+            far_width,
+        )
+
+    return count, find, load, store, load_query, prefetch
 
 
 def softmax(T):
@@ -124,13 +137,32 @@ def _exp2(T, x):
     return T.call_extern("float32", "shoal_exp2", x)
 
 
-def finish_source(groups: int, frequencies: int, cast_out: bool) -> str:
-    """The function `shoal_finish` for accumulators of 32 * groups dims."""
+def finishing(T, frequencies: int):
+    """Macro: o from the accumulators of 128 dims, the first of which is `first`, and the sums of weights."""
+
+    @T.macro
+    def finish(acc, totals, cos_sin, positions, out, row, first):
+        T.call_extern(
+            "handle",
+            "shoal_finish",
+            acc,
+            totals,
+            T.access_ptr(cos_sin[positions[row], 0], "r", 2 * frequencies),
+            T.access_ptr(out[row, 0, 0], "w", HEADS * DIM),
+            first,
+        )
+
+    return finish
+
+
+def finish_source(frequencies: int, cast_out: bool) -> str:
+    """The function `shoal_finish`."""
     cast = "true" if cast_out else "false"
     return (
-        "__device__ __forceinline__ void shoal_finish(const float* acc, const float* total, const float* angles, "
+        "__device__ __forceinline__ void shoal_finish(const void* acc, const void* total, const float* angles, "
         "void* out, int first) {\n"
-        f"  shoal_finish_as<{groups}, {cast}, {frequencies}>(\n"
-        "      acc, total, angles, reinterpret_cast<__nv_bfloat16*>(out), first);\n"
+        f"  shoal_finish_as<{cast}, {frequencies}>(\n"
+        "      reinterpret_cast<const float*>(acc), reinterpret_cast<const float*>(total), angles,\n"
+        "      reinterpret_cast<__nv_bfloat16*>(out), first);\n"
         "}\n"
     )

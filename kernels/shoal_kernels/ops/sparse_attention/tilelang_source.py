@@ -200,31 +200,85 @@ __device__ __forceinline__ void shoal_store(
   }
 }
 
-// Queries [64, 512] of a row into two tiles, by 128 threads.
-__device__ __forceinline__ void shoal_load_query(const void* query, void* left, void* right) {
+// 256 dims of the queries [64, 512] of a row, from quarter `part` on, into a tile.
+__device__ __forceinline__ void shoal_load_query(const void* query, void* tile, int part) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  const uint4* source = reinterpret_cast<const uint4*>(query);
+  const uint4* source = reinterpret_cast<const uint4*>(query) + part * 16;
 #pragma unroll 1
-  for (int part = 0; part < 4; ++part) {
-    uint4 v[8];
+  for (int start = 0; start < 64; start += 16) {
+    uint4 v[4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = __ldg(source + ((part * 4 + warp) * 4 + (i >> 1)) * 64 + (i & 1) * 32 + lane);
+    for (int i = 0; i < 4; ++i) v[i] = __ldg(source + (start + warp * 4 + i) * 64 + lane);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 4; ++i) {
       uint4 d;
       d.x = __byte_perm(v[i].x, v[i].z, 0x5410);
       d.y = __byte_perm(v[i].x, v[i].z, 0x7632);
       d.z = __byte_perm(v[i].y, v[i].w, 0x5410);
       d.w = __byte_perm(v[i].y, v[i].w, 0x7632);
-      shoal::put(i & 1 ? right : left, (part * 4 + warp) * 4 + (i >> 1), lane, d);
+      shoal::put(tile, start + warp * 4 + i, lane, d);
     }
   }
+}
+
+// Asks for a row's queries and lists in the L2 cache, by 128 threads.
+__device__ __forceinline__ void shoal_prefetch(
+    const void* query, const int* window_index, const int* topk, int near_width, int far_width) {
+  int thread = threadIdx.x & 127;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(query) + (i * 128 + thread) * 128));
+  if (thread * 32 < near_width) asm volatile("prefetch.global.L2 [%0];" ::"l"(window_index + thread * 32));
+  if (thread * 32 < far_width) asm volatile("prefetch.global.L2 [%0];" ::"l"(topk + thread * 32));
 }
 """
 
 FINISH = r"""
-// Accumulators [64, 32 * GROUPS] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the dims.
-template <int GROUPS, bool CAST, int FREQUENCIES>
+// 8 dims of o from `dim` on: rotated back, perhaps cast with those of the other three lanes of a group of 32.
+template <bool CAST, int FREQUENCIES>
+__device__ __forceinline__ void shoal_finish_octet(uint4& v, int dim, const float* angles) {
+  unsigned* words = reinterpret_cast<unsigned*>(&v);
+        int frequency = (dim - (512 - 2 * FREQUENCIES)) >> 1;
+        if (frequency >= 0) {
+          float4 cosine = __ldg(reinterpret_cast<const float4*>(angles + frequency));
+          float4 sine = __ldg(reinterpret_cast<const float4*>(angles + FREQUENCIES + frequency));
+          const float* cs = reinterpret_cast<const float*>(&cosine);
+          const float* sn = reinterpret_cast<const float*>(&sine);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float even = __uint_as_float(words[i] << 16), other = __uint_as_float(words[i] & 0xffff0000u);
+            words[i] = shoal::pack2(
+                __fadd_rn(__fmul_rn(even, cs[i]), __fmul_rn(other, sn[i])),
+                __fadd_rn(__fmul_rn(other, cs[i]), -__fmul_rn(even, sn[i])));
+          }
+        }
+        if (CAST) {
+          float most = 1e-4f;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            most = fmaxf(most, fabsf(__uint_as_float(words[i] << 16)));
+            most = fmaxf(most, fabsf(__uint_as_float(words[i] & 0xffff0000u)));
+          }
+          most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+          most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+          unsigned exponent = (__float_as_uint(__fdiv_rn(most, 448.0f)) + 0x007FFFFFu) & 0x7F800000u;
+          float scale = __uint_as_float(exponent), shrink = __uint_as_float(0x7F000000u - exponent);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float even = __uint_as_float(words[i] << 16) * shrink;
+            float other = __uint_as_float(words[i] & 0xffff0000u) * shrink;
+            unsigned short codes;
+            unsigned halves;
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(other), "f"(even));
+            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+            float2 back = __half22float2(*reinterpret_cast<__half2*>(&halves));
+            words[i] = shoal::pack2(back.x * scale, back.y * scale);
+          }
+        }
+}
+
+// Accumulators [64, 128] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 128 dims.
+template <bool CAST, int FREQUENCIES>
 __device__ __forceinline__ void shoal_finish_as(
     const float* acc, const float* total, const float* angles, __nv_bfloat16* out, int first) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quad = lane & 3;
@@ -233,7 +287,7 @@ __device__ __forceinline__ void shoal_finish_as(
     int head = warp * 16 + (lane >> 2) + half * 8;
     float inverse = 1024.0f / total[head];  // keys were held times 2^-10
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
+    for (int group = 0; group < 4; ++group) {
       unsigned r[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -254,46 +308,21 @@ __device__ __forceinline__ void shoal_finish_as(
       v.z = __byte_perm(r[0], r[1], 0x7632);
       v.w = __byte_perm(r[2], r[3], 0x7632);
       int dim = first + group * 32 + quad * 8;
-      unsigned* words = reinterpret_cast<unsigned*>(&v);
-      int frequency = (dim - (512 - 2 * FREQUENCIES)) >> 1;
-      if (frequency >= 0) {
-        float4 cosine = __ldg(reinterpret_cast<const float4*>(angles + frequency));
-        float4 sine = __ldg(reinterpret_cast<const float4*>(angles + FREQUENCIES + frequency));
-        const float* cs = reinterpret_cast<const float*>(&cosine);
-        const float* sn = reinterpret_cast<const float*>(&sine);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float even = __uint_as_float(words[i] << 16), other = __uint_as_float(words[i] & 0xffff0000u);
-          words[i] = shoal::pack2(
-              __fadd_rn(__fmul_rn(even, cs[i]), __fmul_rn(other, sn[i])),
-              __fadd_rn(__fmul_rn(other, cs[i]), -__fmul_rn(even, sn[i])));
-        }
-      }
-      if (CAST) {
-        float most = 1e-4f;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          most = fmaxf(most, fabsf(__uint_as_float(words[i] << 16)));
-          most = fmaxf(most, fabsf(__uint_as_float(words[i] & 0xffff0000u)));
-        }
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        unsigned exponent = (__float_as_uint(__fdiv_rn(most, 448.0f)) + 0x007FFFFFu) & 0x7F800000u;
-        float scale = __uint_as_float(exponent), shrink = __uint_as_float(0x7F000000u - exponent);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float even = __uint_as_float(words[i] << 16) * shrink;
-          float other = __uint_as_float(words[i] & 0xffff0000u) * shrink;
-          unsigned short codes;
-          unsigned halves;
-          asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(other), "f"(even));
-          asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
-          float2 back = __half22float2(*reinterpret_cast<__half2*>(&halves));
-          words[i] = shoal::pack2(back.x * scale, back.y * scale);
-        }
-      }
+      shoal_finish_octet<CAST, FREQUENCIES>(v, dim, angles);
       *reinterpret_cast<uint4*>(out + head * 512 + dim) = v;
     }
+  }
+}
+
+// The same for o that 128 threads have stored without these steps.
+template <bool CAST, int FREQUENCIES>
+__device__ __forceinline__ void shoal_finish_stored(const float* angles, void* out) {
+  uint4* octets = reinterpret_cast<uint4*>(out);
+#pragma unroll 4
+  for (int i = threadIdx.x & 127; i < 64 * 64; i += 128) {
+    uint4 v = octets[i];
+    shoal_finish_octet<CAST, FREQUENCIES>(v, (i & 63) * 8, angles);
+    octets[i] = v;
   }
 }
 """
