@@ -91,6 +91,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "rms_norm_cast": _fused("norm_rope", "rms_norm_cast"),
     "rope_cast": _fused("norm_rope", "rope_cast"),
     "window_rows": _fused("norm_rope", "window_rows"),
+    "latents": _fused("norm_rope", "latents"),
     "mix": _entry("hyper_connections", "mix"),
     "collapse": _entry("hyper_connections", "collapse"),
     "collapse_norm": _entry("hyper_connections", "collapse_norm"),

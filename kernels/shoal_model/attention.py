@@ -60,7 +60,9 @@ class Attention:
         """
         c, w, precision = self._config, self._weights, self._precision
         both = linear.linear(normed.cast, w.wq_a_wkv, cast=False, precision=precision)
-        latent = norm_rope.rms_norm_cast(both[:, : c.q_lora_rank], w.q_norm, c.rms_norm_eps, precision=precision)
+        latent, _ = norm_rope.latents(
+            both, w.q_norm, w.kv_norm, c.rms_norm_eps, positions, self._rope, precision=precision, out=window_rows
+        )
         heads = linear.linear(latent, w.wq_b, cast=False, precision=precision)
         split = c.num_attention_heads * c.head_dim
         q = heads[:, :split].view(-1, c.num_attention_heads, c.head_dim)
@@ -70,13 +72,19 @@ class Attention:
         if self._has_indexer:
             index_q = heads[:, split:].view(-1, c.index_n_heads, c.index_head_dim)
             index_q = norm_rope.rope_cast(index_q, positions, self._rope, precision=precision)
-        self._window_rows(both, positions, window_rows)
         return Projected(q, index_q)
 
     def window_kv(self, x: Tensor, positions: Tensor) -> Tensor:
         """Window rows alone, of rows [rows, D] that need no query: [rows, units]."""
         both = linear.linear(x, self._weights.wq_a_wkv, precision=self._precision)
-        return self._window_rows(both, positions, None)
+        return norm_rope.window_rows(
+            both[:, self._config.q_lora_rank :],
+            self._weights.kv_norm,
+            self._config.rms_norm_eps,
+            positions,
+            self._rope,
+            precision=self._precision,
+        )
 
     def attend(
         self, projected: Projected, positions: Tensor, window: Tensor, window_index: Tensor, selection: Selection | None
@@ -99,14 +107,3 @@ class Attention:
         )
         low_rank = linear.linear(out.flatten(1), self._weights.wo_a, cast=False, precision=self._precision)
         return linear.linear(low_rank, self._weights.wo_b, precision=self._precision)
-
-    def _window_rows(self, both: Tensor, positions: Tensor, out: Tensor | None) -> Tensor:
-        return norm_rope.window_rows(
-            both[:, self._config.q_lora_rank :],
-            self._weights.kv_norm,
-            self._config.rms_norm_eps,
-            positions,
-            self._rope,
-            precision=self._precision,
-            out=out,
-        )

@@ -14,6 +14,7 @@ import cProfile
 import pstats
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -237,7 +238,7 @@ def _steps(model: Model, load: Load, counts: Sequence[int]) -> Iterator[tuple[st
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print. Returns 2 without a device."""
+    """Measure and print. Returns 2 without a device, 1 where a step fails."""
     parser = argparse.ArgumentParser(prog="bench.model_step")
     parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--requests", type=lambda text: [int(part) for part in text.split(",")], default=[256, 60, 8])
@@ -257,10 +258,16 @@ def main(argv: Sequence[str]) -> int:
         torch.cuda.synchronize()
         print(f"built in {time.perf_counter() - begin:.1f} s, {torch.cuda.memory_allocated() / 2**30:.1f} GiB")
         figures: dict[str, object] = {}
+        failed: list[str] = []
         for name, step in _steps(model, load, args.requests):
             if not name.startswith(args.only):
                 continue
-            found = measure(step)
+            try:
+                found = measure(step)
+            except Exception:
+                traceback.print_exc()
+                failed.append(name)
+                continue
             figures[name] = found
             print(
                 f"{name:24} {found['step_s'] * 1e3:8.2f} ms, device {found['device_s'] * 1e3:8.2f} ms, "  # type: ignore[operator]
@@ -269,13 +276,14 @@ def main(argv: Sequence[str]) -> int:
             )
             if args.host:
                 _print_host_profile(step)
-    return finish(
+    status = finish(
         "model-step",
         workload={"layers": args.layers, "ep_size": Synthetic().ep_size, **vars(args)},
         bars=[],
-        figures=figures,
+        figures={**figures, "failed": failed},
         device=f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}",
     )
+    return 1 if failed else status
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def cases() -> Iterator[Case]:
         _cast_q8,
         _rms_norm_cast,
         _window_rows,
+        _latent_rows,
         _rope,
         _rope_in_place,
         _rope_cast,
@@ -142,6 +143,17 @@ def _window_rows(rows: int) -> tuple[str, int, Callable[[], Call]]:
         return lambda: norm_rope.window_rows(x, weight, _EPS, positions, table, precision=SERVED_BF16, out=out)
 
     return "window rows: norm + RoPE + Q8", rows * (_HEAD * 2 + _WINDOW_RECORD + _ROPE * 4 + 8), make
+
+
+def _latent_rows(rows: int) -> tuple[str, int, Callable[[], Call]]:
+    weights, (positions, table) = (_wide(_Q_LORA), _wide(_HEAD)), _positions(rows)
+
+    def make() -> Call:
+        both = _latents(rows)
+        out = torch.empty(rows, _WINDOW_RECORD, dtype=torch.uint8, device="cuda")
+        return lambda: norm_rope.latents(both, *weights, _EPS, positions, table, precision=SERVED_BF16, out=out)
+
+    return "query latent and window rows together", rows * (_Q_LORA * 4 + _HEAD * 2 + _WINDOW_RECORD + 264), make
 
 
 def _queries(rows: int) -> Tensor:

@@ -22,7 +22,8 @@ from torch import Tensor
 from unit.shoal_kernels.parity import normal, values
 
 N = 4
-SIZES = (32, 96, 128, 256)  # D: less than a segment of K, not a power of two, tiny and nano
+# D: less than a step of K, not a power of two, tiny and nano; on a device each size costs compilations
+SIZES = (96, 256) if HAS_DEVICE else (32, 96, 128, 256)
 RELEASED = 5120
 ITERATIONS = 20 if HAS_DEVICE else 4
 ON_DEVICE: dict[str, Any] = {"precision": SERVED_BF16, "backend": "triton"}
@@ -130,10 +131,9 @@ def test_rows_are_those_of_the_host(d: int) -> None:
 
 @pytest.mark.gpu
 @needs_device
-@pytest.mark.parametrize("d", [1280, RELEASED, 6144])
-def test_rows_of_released_size_are_those_of_the_host(d: int) -> None:
+def test_rows_of_released_size_are_those_of_the_host() -> None:
     for rows in (1, 48):
-        _check_rows(rows, d)
+        _check_rows(rows, RELEASED)
 
 
 def test_huge_and_tiny_rows_stay_finite() -> None:
@@ -162,7 +162,7 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 
 @pytest.mark.gpu
 @needs_device
-@pytest.mark.parametrize("d", [128, 256, RELEASED])
+@pytest.mark.parametrize("d", [256, RELEASED])
 def test_rows_do_not_depend_on_their_batch_on_the_device(d: int) -> None:
     _check_independence(390, d, (1, 2, 3, 4, 5, 6, 48, 64, 65, 360))
 

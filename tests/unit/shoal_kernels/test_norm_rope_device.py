@@ -8,6 +8,7 @@ from shoal_kernels import SERVED, SERVED_BF16
 from shoal_kernels.ops.cast import cast_q4ue, cast_q8
 from shoal_kernels.ops.norm_rope import (
     RopeTable,
+    latents,
     plain_rope_table,
     rms_norm,
     rms_norm_cast,
@@ -86,6 +87,7 @@ def test_rows_do_not_depend_on_their_batch() -> None:
             rms_norm_rope(given, weight, EPS, at, table, precision=p),
             window_rows(given, weight, EPS, at, table, precision=p),
             rope_cast(given.view(-1, 3, 32), at, table, precision=p),
+            *latents(given, weight[:64], weight[:32], EPS, at, table, precision=p),
         )
 
     assert_rows_independent(everything, ROWS, sizes=SIZES_ALONE)
@@ -134,6 +136,17 @@ def test_what_is_fused_has_the_bits_of_its_parts_on_the_host() -> None:
     assert_same_bits(rope_cast(heads, positions, table, precision=SERVED), want)
 
 
+@pytest.mark.parametrize(("rows", "query", "window"), [(0, 32, 64), (5, 96, 64)])
+def test_latents_are_the_norm_and_the_window_rows(rows: int, query: int, window: int) -> None:
+    _compare_latents(rows, query, window, _table())
+
+
+@needs_device
+@pytest.mark.parametrize("rows", [6, 1536])
+def test_latents_of_released_size_are_the_norm_and_the_window_rows(rows: int) -> None:
+    _compare_latents(rows, 1280, 512, _table(64))
+
+
 @needs_device
 def test_device_positions_need_a_covered_table() -> None:
     with pytest.raises(RuntimeError, match="call RopeTable"):
@@ -178,3 +191,19 @@ def _compare_rope(shape: tuple[int, ...], table: RopeTable, inverse: bool) -> No
     for in_place in (False, True):
         got = rope(given, positions.to(DEVICE), table, inverse=inverse, in_place=in_place, precision=SERVED_BF16)
         assert_equal_bits(got, want)
+
+
+def _compare_latents(rows: int, query: int, window: int, table: RopeTable) -> None:
+    both, gains = values(rows, query + window, seed=rows), (normal(query, seed=2), normal(window, seed=3))
+    positions = _positions(rows)
+    want = latents(both, *gains, EPS, positions, table, precision=SERVED)
+    alone = rms_norm_cast(both[:, :query], gains[0], EPS, precision=SERVED)
+    assert_same_bits(want, (alone, window_rows(both[:, query:], gains[1], EPS, positions, table, precision=SERVED)))
+    ring = torch.zeros(rows + 3, window + window // 32, dtype=torch.uint8, device=DEVICE)
+    query_gain, window_gain = (gain.to(DEVICE) for gain in gains)
+    given = both.bfloat16().to(DEVICE), query_gain, window_gain, EPS, positions.to(DEVICE), table
+    latent, records = latents(*given, precision=SERVED_BF16, out=ring[3:])
+    assert records.data_ptr() == ring[3:].data_ptr()
+    assert not ring[:3].any()
+    assert relative_error(latent, want[0]) < 2e-3
+    assert relative_error(window_format(window, SERVED).decode(ring[3:].cpu()), want[1]) < 2e-3

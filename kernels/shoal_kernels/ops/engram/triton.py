@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal_kernels.ops.engram import EngramTable
 
 _GATHER_TILE = 16
-_GATE_STAGES = 2
+_GATE_STAGES = 3
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["rows"])

@@ -22,7 +22,6 @@ constexpr int W_RING = 0, X_RING = W_UNITS * UNIT_BYTES, PITCH = 528;
 constexpr int STAGING = GATE_UP ? 2 * X_BYTES : BN * PITCH;
 constexpr int X_END = X_RING + (X_UNITS * X_BYTES > STAGING ? X_UNITS * X_BYTES : STAGING);
 constexpr int BARRIERS = X_END, AMAX = BARRIERS + 512, COLUMN = AMAX + 16 * BN * 4;
-constexpr int SHARED_BYTES = COLUMN + BN * 8;
 constexpr u32 FP4_MASK = 0x81C081C0u;
 
 __device__ __forceinline__ u32 address_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -68,9 +67,8 @@ __device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b) {
                : "memory");
 }
 __device__ __forceinline__ u32 times(u32 pair, u32 scale) {
-  u32 out;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(scale));
-  return out;
+  asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(scale));
+  return pair;
 }
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
   u32 out;
@@ -124,43 +122,7 @@ struct Ring {
   __device__ __forceinline__ void wait() { barrier_wait(full + 8 * stage, parity); }
 };
 
-struct Tile {
-  int expert, slot, columns, padded;  // columns: rows of the expert in this tile; padded: to a multiple of 8
-};
-
-// Tile `index` of the experts from..to.
-__device__ __forceinline__ Tile find_tile(const int* starts, int from, int to, int index) {
-  const int lane = threadIdx.x & 31;
-  int before = 0;
-  Tile tile{-1, 0, 0, 0};
-  for (int first = from; first < to; first += 32) {
-    const int expert = first + lane;
-    const bool inside = expert < to;
-    const int start = inside ? starts[expert] : 0, count = inside ? starts[expert + 1] - start : 0;
-    const int tiles = (count + BN - 1) / BN;
-    int sum = tiles;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int other = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += other;
-    }
-    const bool mine = index >= before + sum - tiles && index < before + sum;
-    const u32 found = __ballot_sync(~0u, mine);
-    if (found) {
-      const int source = __ffs(found) - 1;
-      const int done = (index - (before + sum - tiles)) * BN;
-      const int slot = ((start + 7) & ~7) + 8 * expert + done;
-      tile.expert = first + source;
-      tile.slot = __shfl_sync(~0u, slot, source);
-      tile.columns = min(BN, __shfl_sync(~0u, count - done, source));
-      tile.padded = (tile.columns + 7) & ~7;
-      return tile;
-    }
-    before += __shfl_sync(~0u, sum, 31);
-  }
-  return tile;
-}
-
+// What the two copying threads do; words come 2 (FP4) or 4 (FP8) units a block, scales with the first of them.
 __device__ __forceinline__ void produce_words(Ring ring, const char* words, const char* scales, int units) {
   const int first = blockIdx.x * (GATE_UP ? 128 : 256);
 #pragma unroll 1
@@ -241,9 +203,7 @@ struct Consumer {
       const u32 scale[2] = {multiplier<PLANE>(fields[tile][0]), multiplier<PLANE>(fields[tile][1])};
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        u32 pair;
-        if constexpr (FP4) pair = fp4_pair<PLANE>(a[tile][i], b[tile][i], a[tile][i]);
-        else pair = fp8_pair<PLANE & 1>(a[tile][i]);
+        const u32 word = a[tile][i], pair = FP4 ? fp4_pair<PLANE>(word, b[tile][i], word) : fp8_pair<PLANE & 1>(word);
         operand[tile][i] = times(pair, scale[i & 1]);
       }
     }

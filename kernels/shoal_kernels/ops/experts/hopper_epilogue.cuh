@@ -1,4 +1,41 @@
-// Behind hopper.cuh: what happens to the accumulators, and the body of the kernel.
+// Behind hopper.cuh: which rows a block takes, what happens to the accumulators, and the body of the kernel.
+
+struct Tile {
+  int expert, slot, columns, padded;  // columns: rows of the expert in this tile; padded: to a multiple of 8
+};
+
+// Tile `index` of the experts from..to.
+__device__ __forceinline__ Tile find_tile(const int* starts, int from, int to, int index) {
+  const int lane = threadIdx.x & 31;
+  int before = 0;
+  Tile tile{-1, 0, 0, 0};
+  for (int first = from; first < to; first += 32) {
+    const int expert = first + lane;
+    const bool inside = expert < to;
+    const int start = inside ? starts[expert] : 0, count = inside ? starts[expert + 1] - start : 0;
+    const int tiles = (count + BN - 1) / BN;
+    int sum = tiles;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(~0u, sum, d);
+      if (lane >= d) sum += other;
+    }
+    const bool mine = index >= before + sum - tiles && index < before + sum;
+    const u32 found = __ballot_sync(~0u, mine);
+    if (found) {
+      const int source = __ffs(found) - 1;
+      const int done = (index - (before + sum - tiles)) * BN;
+      const int slot = ((start + 7) & ~7) + 8 * expert + done;
+      tile.expert = first + source;
+      tile.slot = __shfl_sync(~0u, slot, source);
+      tile.columns = min(BN, __shfl_sync(~0u, count - done, source));
+      tile.padded = (tile.columns + 7) & ~7;
+      return tile;
+    }
+    before += __shfl_sync(~0u, sum, 31);
+  }
+  return tile;
+}
 
 __device__ __forceinline__ float activation(float gate, float up, float weight, float limit) {
   gate = fminf(rounded(gate), limit);

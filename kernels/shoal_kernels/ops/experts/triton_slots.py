@@ -134,13 +134,12 @@ def spread_rows(x: Tensor, ids: Tensor, weights: Tensor, num_experts: int, *, sh
     starts = torch.empty(num_experts + 2, dtype=torch.int32, device=x.device)
     slot_weight = torch.empty(slots, dtype=torch.float32, device=x.device)
     out = torch.empty(dim * slots, dtype=torch.bfloat16, device=x.device)
-    block = triton.next_power_of_2(pairs)
     chunks = min(128, triton.next_power_of_2(dim // 8))
     parts = triton.cdiv(dim // 8, chunks)
-    if block <= _FEW:
+    if pairs <= _FEW:
         _assign_and_spread[(rows, parts, top_k + shared)](
             x, ids, weights, starts, slot_pair, slot_weight, out, dim, slots // 8, pairs, rows, num_experts,
-            shared_start, TOP_K=top_k, CHUNKS=chunks, BLOCK=block, num_warps=4, **EXACT_OPTIONS,
+            shared_start, TOP_K=top_k, CHUNKS=chunks, BLOCK=128 if pairs <= 128 else 1024, num_warps=4, **EXACT_OPTIONS,
         )  # fmt: skip
     else:
         pair_slot = torch.empty(pairs, dtype=torch.int32, device=x.device)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal_kernels import triton_lib as lib
 
-SEGMENT, BLOCK_K, BLOCK_R = 640, 64, 64
+SEGMENT, BLOCK_K, BLOCK_R = 1280, 64, 64
 WARPS = 4
 COLUMNS = 32
 """Columns of a partial sum: the (2 + N) * N products, then the sum of squares, then padding."""
@@ -42,10 +42,11 @@ def partial_kernel(
     diagonal of the tile times itself: a tile that a product reads from shared memory and a sum reads from registers
     loses a buffer in Triton's pipeline (3.6, 3.7), and the next load overwrites what the product still reads.
     """
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # From the last rows to the first: if streams were written just now, the last of them are still in the L2 cache.
+    row = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLS * PARTS)
     step = tl.arange(0, STEP)
-    first = tl.program_id(1) * LENGTH
+    first = tl.program_id(0) * LENGTH
     left = streams + row.to(tl.int64)[:, None] * K + step[None, :]
     right = fn + column[:, None] * K + step[None, :]
 
@@ -62,7 +63,7 @@ def partial_kernel(
     index, own = tl.arange(0, COLS), tl.arange(0, BLOCK)
     sums = tl.sum(tl.reshape(product, (BLOCK, COLS, PARTS)), 2)
     square = tl.sum(tl.where(own[:, None] == own[None, :], squares, 0.0), 1)
-    place = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * COLS + index[None, :]
+    place = (tl.program_id(0) * rows + row).to(tl.int64)[:, None] * COLS + index[None, :]
     tl.store(out + place, tl.where(index[None, :] == M, square[:, None], sums), mask=(row < rows)[:, None])
 
 
@@ -187,7 +188,7 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
         return pre, post, comb
     segments = triton.cdiv(n * d, SEGMENT)
     partials = torch.empty(segments, rows, COLUMNS, **wide)
-    partial_kernel[(triton.cdiv(rows, BLOCK_R), segments)](
+    partial_kernel[(segments, triton.cdiv(rows, BLOCK_R))](
         streams.contiguous(),
         weight.fn,
         partials,
@@ -227,4 +228,4 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
 
 def _stages(rows: int) -> int:
     """Loads in flight: many where a multiprocessor has one program, fewer where it has three or four."""
-    return 5 if rows <= 256 else 3
+    return 6 if rows <= 512 else 4

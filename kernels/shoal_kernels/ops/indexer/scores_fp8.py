@@ -158,7 +158,7 @@ def _finish(
     if ROWS == 4:
         x = gl.reshape(x, (4, 2, 8, 16, 4, 2))  # warp, e, g, j, row, b
         x = gl.permute(x, (0, 2, 1, 4, 3, 5))
-        total = gl.sum(gl.sum(gl.reshape(x, (64, 4, 4, 8)), 3), 2)
+        total = gl.sum(gl.sum(gl.sum(gl.reshape(x, (64, 4, 2, 2, 8)), 4), 3), 2)
     else:
         x = gl.reshape(x, (4, 2, 8, 8, 2, 2, 2))  # warp, e, g, j, row, half, b
         x = gl.permute(x, (0, 2, 1, 4, 5, 3, 6))

@@ -109,9 +109,9 @@ def bf16_linear(*, k: int, n: int, out: str = "bfloat16"):
     return main
 
 
-def linear(x: Tensor, weight, cast: bool, round_output: bool, precision) -> Tensor:
+def linear(x: Tensor, weight, cast: bool, round_out: bool, precision) -> Tensor:
     """x [R, K], LinearWeight in bytes -> [R, N]. A row that is cast already is cast again to the same codes."""
-    n, out = weight.out_features, torch.bfloat16 if round_output else torch.float32
+    n, out = weight.out_features, torch.bfloat16 if round_out else torch.float32
     y = torch.empty(x.shape[0], n, dtype=out, device=x.device)
     name = str(out).removeprefix("torch.")
     if not weight.quantised:

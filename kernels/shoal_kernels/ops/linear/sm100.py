@@ -11,7 +11,7 @@ from shoal_kernels.ops.linear.tiles import MOST_DEPTH, PITCH, TILE_COLUMNS, Plan
 
 
 def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
-    """As `tilelang.program`, for SM100. Sums of more than one segment are added in registers between segments."""
+    """As `hopper.program`. Sums of more than one segment are added in registers between segments."""
     import tilelang.language as T
     from tilelang.layout import make_swizzled_layout
 

@@ -136,11 +136,12 @@ __device__ __forceinline__ void shoal_noise(const float* parameters, int first, 
     }
 }
 
-// One look at a lane's N / 4 logits of two rows; token counts from the lane's first. SECOND: what was seen is skipped;
-// else four tokens are skipped whose largest logit with their largest noise stays below `bound` or the best so far.
-template <int N, bool SECOND>
+// One look at a lane's N / 4 logits of two rows, past what was `seen`; token counts from the lane's first. Four tokens
+// are skipped whose largest logit with their largest noise stays below `bound` or the best so far; not when looking
+// again.
+template <int N>
 __device__ __forceinline__ void shoal_pass(const float* sums, int first, const ShoalRow* rows, const float* most,
-                                           const ShoalBest* seen, const float* bound, ShoalBest* best) {
+                                           const ShoalBest* seen, bool again, const float* bound, ShoalBest* best) {
   const unsigned block = (unsigned)(first + (threadIdx.x & 2) * 2) >> 2;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -152,10 +153,9 @@ __device__ __forceinline__ void shoal_pass(const float* sums, int first, const S
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float* z = sums + four * 8 + i * 2;
-      if (!SECOND) {
-        const float top = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[4], z[5])) * rows[i].inverse + most[four * 2 + i];
-        if (top + (1.0e-4f + fabsf(top) * 9.5367431640625e-07f) < fmaxf(bound[i], best[i].score)) continue;
-      }
+      const float top = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[4], z[5])) * rows[i].inverse + most[four * 2 + i];
+      const float reach = top + (1.0e-4f + fabsf(top) * 9.5367431640625e-07f);
+      if (reach < fmaxf(bound[i], best[i].score) && !again) continue;
 #pragma unroll
       for (int eight = 0; eight < 2; ++eight) {
         unsigned c[4];
@@ -164,13 +164,10 @@ __device__ __forceinline__ void shoal_pass(const float* sums, int first, const S
         for (int j = 0; j < 2; ++j) {
           const unsigned h = (threadIdx.x & 1) ? c[2 + j] : c[j];
           const float logit = __fmul_rn(z[eight * 4 + j], rows[i].inverse);
-          float score = __fadd_rn(logit, __fmul_rn(shoal_fast(h), rows[i].factor));
+          const float score = __fadd_rn(logit, __fmul_rn(shoal_fast(h), rows[i].factor));
           const int token = four * 16 + eight * 8 + j;
-          if (SECOND) {
-            const bool later = score < seen[i].score || (score == seen[i].score && token > seen[i].token);
-            score = later ? score : -INFINITY;
-          }
-          shoal_look(best[i], score, logit, token);
+          const bool later = score < seen[i].score || (score == seen[i].score && token > seen[i].token);
+          shoal_look(best[i], later ? score : -INFINITY, logit, token);
         }
       }
     }
@@ -250,37 +247,33 @@ __device__ __forceinline__ void shoal_choose(float* sums, const float* parameter
     for (int j = 0; j < N / 2; ++j)
       if (first + j / 4 * 8 + (lane & 3) * 2 + j % 2 >= vocab) sums[j] = -INFINITY;
   }
-  ShoalBest best[2];
+  ShoalBest seen[2], best[2];
   float value[2];
-  shoal_pass<N, false>(sums, first, row, most, best, bound, best);
-  shoal_merge(best[0], first);
-  shoal_merge(best[1], first);
-  shoal_values(row, best, value);
-  int token[2] = {best[0].token, best[1].token};
-  bool more = shoal_may_win(best[0].second, value[0], row[0].factor) ||
-              shoal_may_win(best[1].second, value[1], row[1].factor);
-  while (__any_sync(0xffffffffu, more)) {
-    ShoalBest seen[2] = {best[0], best[1]};
+  int token[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // The compiler must not hold the first look's noise for this one.
-      asm volatile("" : "+r"(row[i].k0), "+r"(row[i].k1));
-      seen[i].token -= first + (lane & 3) * 2;
-    }
-    shoal_pass<N, true>(sums, first, row, most, seen, bound, best);
+  for (int i = 0; i < 2; ++i) {
+    seen[i].score = INFINITY, seen[i].token = -1;
+    value[i] = -INFINITY, token[i] = 0x7fffffff;
+  }
+  for (bool again = false, more = true; more; again = true) {
+    // The compiler must not make the noise of all tokens before it knows which are needed.
+    asm volatile("" : "+r"(row[0].k0), "+r"(row[0].k1), "+r"(row[1].k0), "+r"(row[1].k1));
+    shoal_pass<N>(sums, first, row, most, seen, again, bound, best);
     shoal_merge(best[0], first);
     shoal_merge(best[1], first);
-    float others[2];
-    shoal_values(row, best, others);
+    float exact[2];
+    shoal_values(row, best, exact);
     more = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool better = best[i].score > -INFINITY && row[i].factor != 0.0f &&
-                          (others[i] > value[i] || (others[i] == value[i] && best[i].token < token[i]));
-      value[i] = better ? others[i] : value[i];
+      const bool counts = best[i].score > -INFINITY && (row[i].factor != 0.0f || !again);
+      const bool better = counts && (exact[i] > value[i] || (exact[i] == value[i] && best[i].token < token[i]));
+      value[i] = better ? exact[i] : value[i];
       token[i] = better ? best[i].token : token[i];
       more = more || shoal_may_win(best[i].second, value[i], row[i].factor);
+      seen[i].score = best[i].score, seen[i].token = best[i].token - first - (lane & 3) * 2;
     }
+    more = __any_sync(0xffffffffu, more);
   }
   bound[0] = fmaxf(bound[0], value[0]), bound[1] = fmaxf(bound[1], value[1]);
   if ((lane & 3) < 2) {

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from shoal_kernels.ops.linear import LinearWeight
-from shoal_kernels.ops.linear.segments import segment_depth
+from shoal_kernels.ops.linear.segments import segment_count
 from shoal_kernels.ops.lm_head import reference
 from shoal_kernels.ops.sampling.noise_triton import best_of_tile
 from shoal_kernels.ops.sampling.triton import best_of_parts, coupled_argmax
@@ -215,7 +215,7 @@ def _tiles(rows: int, vocab: int, depth: int) -> tuple[int, int, int, int, int]:
 
 def is_cut(head: LinearWeight) -> bool:
     """Whether `linear` adds a logit up from segments of K: then the logits have to come from it."""
-    return segment_depth(head.out_features, head.in_features) < head.in_features
+    return segment_count(head.out_features, head.in_features) > 1
 
 
 def _is_fused(device: torch.device) -> bool:

@@ -18,6 +18,7 @@ from shoal_kernels.row_formats import window_format
 
 __all__ = [
     "RopeTable",
+    "latents",
     "plain_rope_table",
     "rms_norm",
     "rms_norm_cast",
@@ -146,17 +147,58 @@ def window_rows(
     """
     _check_norm(x, weight, precision)
     cos_sin = _check_rope(x, positions, table, precision)
-    record = window_format(x.shape[1], precision)
-    if out is not None:
-        units = record.units if precision.keeps_bytes else x.shape[1]
-        dtype = record.storage_dtype if precision.keeps_bytes else precision.dtype
-        check_rows("out", out, x.shape[0], units, dtype=dtype)
-        if not out.is_contiguous():
-            raise ValueError("out must be contiguous")
+    _check_window(x.shape[0], x.shape[1], out, precision)
     result: Tensor = resolve("window_rows", x.device.type, precision, backend)(
         x, weight, eps, positions, cos_sin, out, precision
     )
     return result
+
+
+def latents(
+    both: Tensor,
+    query_weight: Tensor,
+    window_weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    table: RopeTable,
+    *,
+    precision: Precision,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """rms_norm_cast of the first columns and window_rows of the others, in one pass: what follows wq_a | wkv.
+
+    both           [R, Dq + D] in the precision's dtype
+    query_weight   float32 [Dq]; window_weight  float32 [D]
+    positions      int64 [R]; out as in `window_rows`
+    returns        [R, Dq] and [R, units] as the two give them
+    raises         ValueError for shape, dtype or a position outside the table
+    exact          on the host the bits of the two; on an accelerator see above
+    source         specification of the model, sections 4, 7.1 and 7.2
+    """
+    query_dim, dim = query_weight.shape[0], window_weight.shape[0]
+    check_values("both", both, None, query_dim + dim, precision=precision)
+    check_rows("query_weight", query_weight, None, dtype=torch.float32)
+    check_rows("window_weight", window_weight, None, dtype=torch.float32)
+    if precision.cast_activations and query_dim % 32:
+        raise ValueError(f"the query latent must be a multiple of 32 wide, got {query_dim}")
+    cos_sin = _check_rope(both[:, query_dim:], positions, table, precision)
+    _check_window(both.shape[0], dim, out, precision)
+    latent, rows = resolve("latents", both.device.type, precision, backend)(
+        both, query_weight, window_weight, eps, positions, cos_sin, out, precision
+    )
+    return latent, rows
+
+
+def _check_window(rows: int, dim: int, out: Tensor | None, precision: Precision) -> None:
+    record = window_format(dim, precision)
+    if out is None:
+        return
+    units = record.units if precision.keeps_bytes else dim
+    dtype = record.storage_dtype if precision.keeps_bytes else precision.dtype
+    check_rows("out", out, rows, units, dtype=dtype)
+    if not out.is_contiguous():
+        raise ValueError("out must be contiguous")
 
 
 def _check_norm(x: Tensor, weight: Tensor, precision: Precision) -> None:

@@ -67,3 +67,19 @@ def window_rows(
     record = window_format(x.shape[1], precision)
     rows = record.decode(record.encode(rotated))
     return rows if out is None else out.copy_(rows)
+
+
+def latents(
+    both: Tensor,
+    query_weight: Tensor,
+    window_weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    out: Tensor | None,
+    precision: Precision,
+) -> tuple[Tensor, Tensor]:
+    """both [R, Dq + D], weights [Dq] and [D] -> [R, Dq], values [R, D]."""
+    split = query_weight.shape[0]
+    latent = rms_norm_cast(both[:, :split], query_weight, eps, precision)
+    return latent, window_rows(both[:, split:], window_weight, eps, positions, cos_sin, out, precision)

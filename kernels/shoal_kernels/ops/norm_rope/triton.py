@@ -27,6 +27,8 @@ from shoal_kernels.triton_rows import (
     store_record,
 )
 
+_TILE_PAIRS = 2048
+
 
 @triton.jit
 def _norm_part(values, factor, gain, ROWS: tl.constexpr, SIZE: tl.constexpr, CAST: tl.constexpr):
@@ -36,13 +38,11 @@ def _norm_part(values, factor, gain, ROWS: tl.constexpr, SIZE: tl.constexpr, CAS
     return round_bf16(normed)
 
 
-@triton.jit(do_not_specialize=["x_steps"])
-def _norm(x, x_steps, weight, eps, out, STEP: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr,
-          HAS_MORE: tl.constexpr, CAST: tl.constexpr):  # fmt: skip
+@triton.jit
+def _norm_row(source, weight, eps, target, DIM: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr,
+              HAS_MORE: tl.constexpr, CAST: tl.constexpr):  # fmt: skip
     # A row is PARTS x SIZE values and perhaps SIZE more (`row_parts`). Parts are added thread by thread, which leaves
     # one sum over SIZE. All is loaded before it: an access behind it would wait for it.
-    row = tl.program_id(0).to(tl.int64)
-    source, target = x + row * x_steps * STEP, out + row * DIM
     column = tl.arange(0, SIZE)[None, :]
     at, more_at = tl.arange(0, PARTS)[:, None] * SIZE + column, PARTS * SIZE + column
     values = tl.load(source + at, mask=at < DIM, other=0.0).to(tl.float32)
@@ -58,13 +58,10 @@ def _norm(x, x_steps, weight, eps, out, STEP: tl.constexpr, DIM: tl.constexpr, P
         tl.store(target + more_at, _norm_part(more, factor, more_gain, 1, SIZE, CAST), mask=more_at < DIM)
 
 
-@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["positions", "out"])
-def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.constexpr, STEP: tl.constexpr,
-               FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
-               TO_RECORD: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    position = tl.load(positions + row)
-    even, odd = load_pairs(x + row * x_steps * STEP, DIM, PAIRS)
+@triton.jit
+def _norm_rope_row(source, weight, eps, position, cos_sin, out, row, UNITS: tl.constexpr, FREQUENCIES: tl.constexpr,
+                   DIM: tl.constexpr, PAIRS: tl.constexpr, TO_RECORD: tl.constexpr):  # fmt: skip
+    even, odd = load_pairs(source, DIM, PAIRS)
     even_weight, odd_weight = load_pairs(weight, DIM, PAIRS)
     cos, sin = load_angles(cos_sin, position, FREQUENCIES, DIM, PAIRS)
     even, odd = norm_pairs(even, odd, even_weight, odd_weight, eps, DIM)
@@ -76,6 +73,38 @@ def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.const
         store_record(even, odd, target, target + DIM, WINDOW, DIM, PAIRS)
     else:
         store_pairs(target, even, odd, DIM, PAIRS)
+
+
+@triton.jit(do_not_specialize=["x_steps"])
+def _norm(x, x_steps, weight, eps, out, STEP: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr,
+          HAS_MORE: tl.constexpr, CAST: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    _norm_row(x + row * x_steps * STEP, weight, eps, out + row * DIM, DIM, PARTS, SIZE, HAS_MORE, CAST)
+
+
+@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["positions", "out"])
+def _norm_rope(x, x_steps, weight, eps, positions, cos_sin, out, UNITS: tl.constexpr, STEP: tl.constexpr,
+               FREQUENCIES: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
+               TO_RECORD: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + row)
+    _norm_rope_row(x + row * x_steps * STEP, weight, eps, position, cos_sin, out, row, UNITS, FREQUENCIES,
+                   DIM, PAIRS, TO_RECORD)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["x_steps"], do_not_specialize_on_alignment=["positions", "rows"])
+def _latents(x, x_steps, query_weight, window_weight, eps, positions, cos_sin, latent, rows, STEP: tl.constexpr,
+             QUERY_DIM: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr, HAS_MORE: tl.constexpr,
+             CAST: tl.constexpr, UNITS: tl.constexpr, FREQUENCIES: tl.constexpr, DIM: tl.constexpr,
+             PAIRS: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    source = x + row * x_steps * STEP
+    if tl.program_id(1) == 0:
+        _norm_row(source, query_weight, eps, latent + row * QUERY_DIM, QUERY_DIM, PARTS, SIZE, HAS_MORE, CAST)
+    else:
+        position = tl.load(positions + row)
+        _norm_rope_row(source + QUERY_DIM, window_weight, eps, position, cos_sin, rows, row, UNITS,
+                       FREQUENCIES, DIM, PAIRS, True)  # fmt: skip
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])
@@ -135,7 +164,7 @@ def _run_rope(x: Tensor, positions: Tensor, cos_sin: Tensor, inverse: bool, in_p
     frequencies = cos_sin.shape[1] // 2
     first = dim - 2 * frequencies if in_place else 0
     pairs = max(16, triton.next_power_of_2(dim - first) // 2)
-    tile = min(triton.next_power_of_2(heads), max(1, 2048 // pairs))
+    tile = min(triton.next_power_of_2(heads), max(1, _TILE_PAIRS // pairs))
     _rope[(rows, triton.cdiv(heads, tile))](
         x,
         x.stride(0),
@@ -161,14 +190,17 @@ def _run_norm_rope(
     x: Tensor, weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, out: Tensor, to_record: bool
 ) -> Tensor:
     (x, steps, step), (rows, dim) = aligned_rows(x), x.shape
-    units = out.shape[1]
-    is_placed = out.data_ptr() % 16 == 0 or units % 16 != 0
-    target = out if is_placed else torch.empty_like(out)
+    target = _placed(out)
     if rows:
         given = x, steps, weight, eps, positions.contiguous(), cos_sin, target
-        sizes = units, step, cos_sin.shape[1] // 2, dim, pairs_of(dim), to_record
+        sizes = out.shape[1], step, cos_sin.shape[1] // 2, dim, pairs_of(dim), to_record
         _norm_rope[(rows,)](*given, *sizes, num_warps=_warps(dim), **EXACT_OPTIONS)
-    return out if is_placed else out.copy_(target)
+    return out if target is out else out.copy_(target)
+
+
+def _placed(out: Tensor) -> Tensor:
+    """`out`, or another like it where the kernel could not rely on rows of 16 bytes being at addresses of 16 bytes."""
+    return out if out.data_ptr() % 16 == 0 or out.shape[1] % 16 else torch.empty_like(out)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, precision: Precision) -> Tensor:
@@ -215,3 +247,31 @@ def window_rows(
     if out is None:
         out = torch.empty(rows, dim + dim // 32, dtype=torch.uint8, device=x.device)
     return _run_norm_rope(x, weight, eps, positions, cos_sin, out, True)
+
+
+def latents(
+    both: Tensor,
+    query_weight: Tensor,
+    window_weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    out: Tensor | None,
+    precision: Precision,
+) -> tuple[Tensor, Tensor]:
+    """both [R, Dq + D], weights [Dq] and [D] -> dequantised Q8 [R, Dq], records uint8 [R, D + D/32]."""
+    (both, steps, step), rows = aligned_rows(both), both.shape[0]
+    query_dim, dim = query_weight.shape[0], window_weight.shape[0]
+    latent = torch.empty(rows, query_dim, dtype=torch.bfloat16, device=both.device)
+    if out is None:
+        out = torch.empty(rows, dim + dim // 32, dtype=torch.uint8, device=both.device)
+    target = _placed(out)
+    if rows:
+        given = both, steps, query_weight, window_weight, eps, positions.contiguous(), cos_sin, latent, target
+        parts = row_parts(query_dim)
+        sizes = out.shape[1], cos_sin.shape[1] // 2, dim, pairs_of(dim)
+        num_warps = max(1, min(8, parts[1] // 256), _warps(dim))
+        _latents[(rows, 2)](
+            *given, step, query_dim, *parts, precision.cast_activations, *sizes, num_warps=num_warps, **EXACT_OPTIONS
+        )
+    return latent, out if target is out else out.copy_(target)
