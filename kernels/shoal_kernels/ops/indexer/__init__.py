@@ -36,9 +36,10 @@ def scores(
     returns      [R, max(n_vis)] in the precision's dtype; -inf at and beyond n_vis. In SERVED_BF16, which reads nothing
                  back from an accelerator, [R, entries that the block table can hold]
     raises       ValueError for shape, dtype, a block table too short for n_vis, a sequence or a block that is not there
-    exact        all implementations on a host agree bit for bit; those on an accelerator sum in another fixed order
-                 and are within 2^-7 of a row's sum over heads of |w * relu|; a row depends on its own query and
-                 visible keys only
+    exact        all implementations on a host agree bit for bit. Those on an accelerator sum in another fixed order and
+                 may multiply in e4m3: they are within 2^-7 of a score's sum over heads of |w * relu(q . key)|, plus
+                 2^-9 of the sum of |w| times the largest magnitudes of q and key. A row depends on its own query and
+                 visible keys only, to the bit
     source       specification of the model, section 7.4
     """
     _check(query, weights, keys, block_table, row_seq, n_vis, precision)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The k best of lists of scores in octets, in a CUDA function; other sizes go to the Triton kernel."""
+"""The k best of lists of scores in octets, found in a CUDA function; other sizes go to the Triton kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARED = 2 * 16
 
 
 @functools.cache
-def kernel(source: int, octets: int, arch: str = "sm_90a"):
+def kernel(source: int, octets: int, arch: str):
     """Compiled for where the scores are and how many octets a thread takes at once."""
     import tilelang
     from tvm.target import Target
@@ -63,6 +63,12 @@ def build(source: int, octets: int):
     return pick_rows
 
 
+@functools.cache
+def _arch(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}a"
+
+
 def pick(source, scores, out, n_vis, places, bound, *, size, entries=None, blocks=None):
     """As `pick_triton.pick`."""
     if size != 8 or scores.shape[1] % 8:
@@ -70,7 +76,7 @@ def pick(source, scores, out, n_vis, places, bound, *, size, entries=None, block
         return
     if out.shape[0] == 0:
         return
-    octets = 1 if places <= 8 * _THREADS else 2 if places <= 16 * _THREADS else 4
+    octets = 1 if places <= 8 * _THREADS else 4
     bits = scores.view(torch.int16)
     entry_bits = bits if entries is None else entries.view(torch.int16)
-    kernel(source, octets)(bits, entry_bits, out if blocks is None else blocks, n_vis, out, bound)
+    kernel(source, octets, _arch(scores.device))(bits, entry_bits, out if blocks is None else blocks, n_vis, out, bound)

@@ -1,5 +1,9 @@
 # mypy: ignore-errors
-"""Index scores on Hopper, in Gluon."""
+"""Index scores on Hopper, in Gluon: blocks of one warpgroup, each with an equal range of all key tiles.
+
+Two blocks share a multiprocessor: while one multiplies, the other sums heads, stores, and decodes its next keys. The
+order of a sum is fixed by the shapes of one row and one key.
+"""
 
 from __future__ import annotations
 
@@ -8,123 +12,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
+from shoal_kernels.ops.indexer.hopper_parts import decode, find_tile, finish, load_tile, stage_rows, tables
 from shoal_kernels.ops.indexer.row_groups import find_group
 from shoal_kernels.ops.indexer.sort_keys import COARSE
 
 TILE = 64
-
-_DECODE = gl.constexpr(
-    """
-{
-.reg .b32 m, s, k, f;
-mov.b32 k, 0x7E807E80;
-"""
-    + "".join(
-        f"""
-shl.b32 s, ${8 + word}, {12 - 4 * p};
-{f"shl.b32 m, ${8 + word}, {6 - 4 * p}" if p < 2 else f"shr.b32 m, ${8 + word}, {4 * p - 6}"};
-and.b32 m, m, 0x01C001C0;
-lop3.b32 m, s, 0x80008000, m, 0xEA;
-mul.rn.bf16x2 m, m, k;
-mul.rn.bf16x2 ${4 * word + p}, m, ${10 + word};
-"""
-        for word in range(2)
-        for p in range(4)
-    )
-    + "}"
-)
-
-
-@gluon.jit
-def _decode(words, scale, LA: gl.constexpr):
-    """Codes int32 [64, 4, 4] (row, group, word) and packed scales -> bf16 [64, 128] as the left operand of a product.
-
-    Column 8 * j + 2 * c + b of the result is dimension 32 * c + 8 * (j // 4) + j % 4 + 4 * b.
-    """
-    o0, o1, o2, o3, o4, o5, o6, o7 = gl.inline_asm_elementwise(
-        _DECODE,
-        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
-        [words, scale],
-        dtype=(gl.bfloat16,) * 8,
-        is_pure=True,
-        pack=2,
-    )
-    x = gl.join(gl.join(gl.join(o0, o4), gl.join(o2, o6)), gl.join(gl.join(o1, o5), gl.join(o3, o7)))
-    # [row, c, word, q2, q1, q0] with q = 4 q2 + 2 q1 + q0
-    x = gl.reshape(x, (64, 4, 2, 2, 2, 2, 2))
-    # row, c, half, b, q2, q1, q0 -> row, half, q2, q1, q0, c, b
-    x = gl.permute(x, (0, 2, 4, 5, 6, 1, 3))
-    return gl.convert_layout(gl.reshape(x, (64, 128)), LA, assert_trivial=True)
-
-
-@gluon.jit
-def _finish(acc, w, out, coarse, listed, length, first, rows, entry, width, ROWS: gl.constexpr, LISTED: gl.constexpr):
-    """Weighted head sums of ROWS rows, stored; of all entries also the largest of each 8."""
-    weighted = gl.maximum(acc, 0.0) * w[None, :]
-    x = gl.reshape(weighted, (4, 2, 8, ROWS, 4, 4, 2))  # warp, e, g, row, j, c, b
-    x = gl.permute(x, (0, 2, 1, 3, 5, 4, 6))  # warp, g, e, row, c, j, b
-    x = gl.reshape(x, (64, ROWS, 4, 8))
-    total = gl.sum(gl.sum(x, 3), 2)  # [64, ROWS]
-    LS: gl.constexpr = total.type.layout
-    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LS))
-    key = gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
-    if LISTED:
-        place = entry + key
-        chosen = gl.load(listed + gl.minimum(place // 8, length - 1))
-        at = (row * width)[None, :] + (chosen * 8 + key % 8)[:, None]
-        gl.store(out + at, total.to(gl.bfloat16), mask=(row < rows)[None, :] & (place < length * 8)[:, None])
-    else:
-        at = (row * width)[None, :] + key[:, None]
-        gl.store(out + entry + at, total.to(gl.bfloat16), mask=(row < rows)[None, :])
-        best = gl.max(gl.reshape(total, (8, 8, ROWS)), 1)
-        LB: gl.constexpr = best.type.layout
-        row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LB))
-        at = (row * (width // 8))[None, :] + gl.arange(0, 8, layout=gl.SliceLayout(1, LB))[:, None]
-        gl.store(coarse + entry // 8 + at, best.to(gl.bfloat16), mask=(row < rows)[None, :])
-
-
-@gluon.jit
-def _find_tile(
-    table_row, listed, length, entry, bound, LISTED: gl.constexpr, PER_BLOCK: gl.constexpr, LW: gl.constexpr
-):
-    """Block and slot of the keys from place `entry` on: of the first, or LISTED of each; any where there is none."""
-    if LISTED:
-        m = gl.arange(0, 64, layout=gl.SliceLayout(1, gl.SliceLayout(2, LW)))
-        key = (m & 48) | ((m & 7) << 1) | ((m >> 3) & 1)
-        chosen = gl.load(listed + gl.minimum((entry + key) // 8, length - 1))
-        at = gl.minimum(chosen * 8, bound - 8) + key % 8
-    else:
-        at = gl.minimum(entry, bound - 64)
-    return gl.maximum(gl.load(table_row + at // PER_BLOCK), 0), at % PER_BLOCK
-
-
-@gluon.jit
-def _load_tile(
-    words, scales, block, slot, block_units, LISTED: gl.constexpr, PER_BLOCK: gl.constexpr, LW: gl.constexpr
-):
-    """Codes int32 [64, 4, 4] and scale bytes [64, 4] of 64 keys, rows in the order of fragments."""
-    m = gl.arange(0, 64, layout=gl.SliceLayout(1, gl.SliceLayout(2, LW)))
-    key = (m & 48) | ((m & 7) << 1) | ((m >> 3) & 1)
-    c = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, LW)))
-    i = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, LW)))
-    base = block.to(gl.int64) * block_units
-    if LISTED:
-        word = words + (base // 4 + slot * 16)
-        offset = gl.expand_dims(gl.expand_dims(c * 4, 0), 2) + gl.expand_dims(gl.expand_dims(i, 0), 1)
-        found = gl.load(gl.expand_dims(word[:, None], 2) + offset)
-        exponent = gl.load((scales + (base + PER_BLOCK * 64 + slot * 4))[:, None] + c[None, :])
-    else:
-        offset = gl.expand_dims(key[:, None] * 16 + c[None, :] * 4, 2) + gl.expand_dims(gl.expand_dims(i, 0), 1)
-        found = gl.load(words + (base // 4 + slot * 16) + offset)
-        exponent = gl.load(scales + (base + PER_BLOCK * 64 + slot * 4) + (key[:, None] * 4 + c[None, :]))
-    return found, exponent
-
-
-@gluon.jit
-def _packed_scale(exponent):
-    exponent = exponent.to(gl.int32)
-    half = gl.where(exponent == 0, 0x40, exponent << 7)
-    return half | (half << 16)
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
@@ -143,8 +36,7 @@ def _segment(
     block_units,
     width,
     shared,
-    w0,
-    w1,
+    scales,
     FULL: gl.constexpr,
     REST: gl.constexpr,
     LISTED: gl.constexpr,
@@ -155,12 +47,17 @@ def _segment(
     LC1: gl.constexpr,
 ):
     """Entries (or places of the list) entry .. end - 1 for FULL and REST rows of a group."""
-    block, slot = _find_tile(table_row, listed, length, entry, bound, LISTED, PER_BLOCK, LW)
-    found, exponent = _load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
-    block, slot = _find_tile(table_row, listed, length, entry + 64, bound, LISTED, PER_BLOCK, LW)
+    block, slot = find_tile(table_row, listed, length, entry, bound, LISTED, PER_BLOCK, LW)
+    found, exponent = load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
+    block, slot = find_tile(table_row, listed, length, entry + 64, bound, LISTED, PER_BLOCK, LW)
     for at in range(entry, end, 64):
-        packed, scale = gl.broadcast(found, gl.expand_dims(_packed_scale(exponent), 2))
-        a = _decode(packed, scale, LA)
+        exponent = exponent.to(gl.int32)
+        top = gl.max(exponent, 1)
+        scale = (gl.maximum(top - 6, 1) << 23).to(gl.float32, bitcast=True)
+        low, high = tables(exponent, top[:, None])
+        packed, low = gl.broadcast(found, gl.expand_dims(low, 2))
+        packed, high = gl.broadcast(found, gl.expand_dims(high, 2))
+        a = decode(packed, low, high, LA)
         q0 = shared.slice(0, FULL * 32).permute((1, 0))
         acc0 = gl.full((64, FULL * 32), 0.0, gl.float32, LC0)
         acc0 = hopper.warpgroup_mma(a, q0, acc0, use_acc=False, is_async=True)
@@ -169,37 +66,18 @@ def _segment(
             acc1 = gl.full((64, REST * 32), 0.0, gl.float32, LC1)
             acc1 = hopper.warpgroup_mma(a, q1, acc1, use_acc=False, is_async=True)
         # The next tile's keys, and where those of the one after are, arrive during the products.
-        found, exponent = _load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
-        block, slot = _find_tile(table_row, listed, length, at + 128, bound, LISTED, PER_BLOCK, LW)
+        found, exponent = load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
+        block, slot = find_tile(table_row, listed, length, at + 128, bound, LISTED, PER_BLOCK, LW)
+        # Without a barrier the compiler moves these loads behind the sums, to the place where it needs them.
+        _barrier()
         if REST > 0:
             acc0 = hopper.warpgroup_mma_wait(1, deps=(acc0,))
-            _finish(acc0, w0, out, coarse, listed, length, 0, rows, at, width, FULL, LISTED)
+            finish(acc0, scales, scale, out, coarse, listed, length, rows, at, width, 0, 0, FULL, LISTED, LC0)
             acc1 = hopper.warpgroup_mma_wait(0, deps=(acc1,))
-            _finish(acc1, w1, out, coarse, listed, length, FULL, rows, at, width, REST, LISTED)
+            finish(acc1, scales, scale, out, coarse, listed, length, rows, at, width, 128, FULL, REST, LISTED, LC1)
         else:
             acc0 = hopper.warpgroup_mma_wait(0, deps=(acc0,))
-            _finish(acc0, w0, out, coarse, listed, length, 0, rows, at, width, FULL, LISTED)
-
-
-@gluon.jit
-def _load_weights(weights, start, stop, first, ROWS: gl.constexpr, LC: gl.constexpr):
-    n = gl.arange(0, 32 * ROWS, layout=gl.SliceLayout(0, LC))
-    row = start + first + n // 32
-    return gl.load(weights + row.to(gl.int64) * 32 + n % 32, mask=row < stop, other=0.0).to(gl.float32)
-
-
-@gluon.jit
-def _stage_query(query, shared, start, stop, L: gl.constexpr):
-    """Six rows into shared bf16 [256, 128] (row and head, permuted dimension)."""
-    for first in gl.static_range(3):
-        n = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
-        k = gl.arange(0, 128, layout=gl.SliceLayout(0, L))
-        j = k // 8
-        dim = 32 * (k // 2 % 4) + 8 * (j // 4) + j % 4 + 4 * (k % 2)
-        row = start + 2 * first + n // 32
-        at = row.to(gl.int64) * 32 + n % 32
-        q = gl.load(query + at[:, None] * 128 + dim[None, :], mask=(row < stop)[:, None], other=0.0)
-        shared.slice(64 * first, 64).store(q)
+            finish(acc0, scales, scale, out, coarse, listed, length, rows, at, width, 0, 0, FULL, LISTED, LC0)
 
 
 @gluon.jit
@@ -232,12 +110,14 @@ def _score_groups_hopper(
         block_bases=[],
         shape=[64, 4, 4],
     )
-    LC4: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
-    LC2: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    LA: gl.constexpr = gl.DotOperandLayout(0, LC2, 2)
+    LC4: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
+    LC2: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 32])
+    LA: gl.constexpr = gl.DotOperandLayout(0, LC2, 4)
     LQ: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    SH: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    shared = gl.allocate_shared_memory(gl.bfloat16, [256, 128], SH)
+    SH: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    S1: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    shared = gl.allocate_shared_memory(gl.float8e4nv, [256, 128], SH)
+    scales = gl.allocate_shared_memory(gl.float32, [256], S1)
     groups = gl.load(count)
     total = gl.load(tiles + groups).to(gl.int64)
     tile = (gl.program_id(0) * total // gl.num_programs(0)).to(gl.int32)
@@ -262,9 +142,10 @@ def _score_groups_hopper(
                 length = gl.load(lengths + group)
             entry = (tile - first_tile) * 64
             last = (segment_end - first_tile) * 64
-            _stage_query(query, shared, start, stop, LQ)
-            hopper.fence_async_shared()
             if rows > 2:
+                stage_rows(query, weights, shared, scales, start, stop, 0, 4, LQ)
+                stage_rows(query, weights, shared, scales, start + 4, stop, 128, 2, LQ)
+                hopper.fence_async_shared()
                 _segment(
                     words,
                     storage,
@@ -280,8 +161,7 @@ def _score_groups_hopper(
                     block_units,
                     width,
                     shared,
-                    _load_weights(weights, start, stop, 0, 4, LC4),
-                    _load_weights(weights, start, stop, 4, 2, LC2),
+                    scales,
                     4,
                     2,
                     LISTED,
@@ -292,7 +172,8 @@ def _score_groups_hopper(
                     LC2,
                 )
             else:
-                w = _load_weights(weights, start, stop, 0, 2, LC2)
+                stage_rows(query, weights, shared, scales, start, stop, 0, 2, LQ)
+                hopper.fence_async_shared()
                 _segment(
                     words,
                     storage,
@@ -308,8 +189,7 @@ def _score_groups_hopper(
                     block_units,
                     width,
                     shared,
-                    w,
-                    w,
+                    scales,
                     2,
                     0,
                     LISTED,
