@@ -108,7 +108,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "moe": _entry("experts", "moe", device=("tilelang", "triton")),
     "indexer_scores": _entry("indexer", "indexer_scores", device=("tilelang", "triton")),
     "indexer_select": _entry("indexer", "indexer_select", device=("tilelang", "triton")),
-    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("triton", "tilelang")),
+    "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("tilelang", "triton")),
     "edit_logits": _fused("sampling", "edit_logits"),
     "filter_logits": _entry("sampling", "filter_logits"),
     "logprobs": _fused("sampling", "logprobs"),

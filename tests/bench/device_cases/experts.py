@@ -28,7 +28,7 @@ def cases() -> Iterator[Case]:
     layers = [_layer(_LOCAL, seed) for seed in range(_SETS)]
     for rows, target in ((1536, 0.6), (360, 0.55), (48, 0.6)):
         inputs = [_inputs(rows, _LOCAL, _LOCAL, seed) for seed in range(_SETS)]
-        peers = {"torch bf16 grouped": _peer(layers[0].routed, *inputs[0])}
+        peers = {"torch bf16 bmm": _peer(rows)}
         yield Case(
             kernel="experts",
             workload=f"6 experts, {rows} rows each",
@@ -107,16 +107,14 @@ def _inputs(rows: int, top_k: int, count: int, seed: int) -> tuple[Tensor, Tenso
     return x, ids.contiguous(), torch.rand(rows, top_k, generator=generator, device="cuda")
 
 
-def _peer(weights: ExpertWeights, x: Tensor, ids: Tensor, w: Tensor) -> Callable[[], object]:
-    """The two grouped products on bfloat16 weights with a plain activation: no cast, no gather, no sum."""
-    count, pairs = weights.num_experts, ids.numel()
-    gate_up = torch.randn(count, 2 * _INNER, _DIM, device="cuda", dtype=torch.bfloat16)
-    down = torch.randn(count, _DIM, _INNER, device="cuda", dtype=torch.bfloat16)
-    rows = torch.randn(pairs, _DIM, device="cuda", dtype=torch.bfloat16)
-    ends = (torch.arange(1, count + 1, device="cuda") * (pairs // count)).to(torch.int32)
+def _peer(rows: int) -> Callable[[], object]:
+    """The two products as batches on bfloat16 weights with a plain activation: no cast, no gather, no sum."""
+    gate_up = torch.randn(_LOCAL, 2 * _INNER, _DIM, device="cuda", dtype=torch.bfloat16)
+    down = torch.randn(_LOCAL, _DIM, _INNER, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(_LOCAL, rows, _DIM, device="cuda", dtype=torch.bfloat16)
 
     def run() -> object:
-        gate, up = torch._grouped_mm(rows, gate_up.mT, offs=ends).chunk(2, dim=1)
-        return torch._grouped_mm(torch.nn.functional.silu(gate) * up, down.mT, offs=ends)
+        gate, up = torch.bmm(x, gate_up.mT).chunk(2, dim=2)
+        return torch.bmm(torch.nn.functional.silu(gate) * up, down.mT)
 
     return run

@@ -96,22 +96,26 @@ def test_a_row_does_not_depend_on_its_batch(backend: str) -> None:
 @needs_device
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_row_does_not_depend_on_how_many_rows_its_expert_receives(backend: str) -> None:
-    layer = Layer(3, 512, 256, seed=6, where=DEVICE)
+@pytest.mark.parametrize(
+    ("backend", "most", "counts"), [("triton", 48, (1, 6)), ("tilelang", 1536, (*range(1, 41), 48, 100, 360))]
+)
+def test_a_row_does_not_depend_on_how_many_rows_its_expert_receives(
+    backend: str, most: int, counts: tuple[int, ...]
+) -> None:
+    layer = Layer(3, 5120, 2304, seed=6, where=DEVICE)
     routed, shared = layer.device
-    x, _, weights = layer.inputs(3 * 1536, 1)
-    ids = (torch.arange(3 * 1536, device=DEVICE, dtype=torch.int32) % 3)[:, None]
+    x, _, weights = layer.inputs(3 * most, 1)
+    ids = (torch.arange(3 * most, device=DEVICE, dtype=torch.int32) % 3)[:, None]
 
     def run(rows: torch.Tensor) -> torch.Tensor:
         given = x[rows], ids[rows], weights[rows]
         return moe(*given, routed, shared, 10.0, precision=SERVED_BF16, backend=backend)
 
-    whole = run(torch.arange(3 * 1536, device=DEVICE))
+    whole = run(torch.arange(3 * most, device=DEVICE))
     generator = torch.Generator(DEVICE).manual_seed(7)
-    for count in (*range(1, 41), 48, 100, 360):
+    for count in counts:
         # The first row moves to another place of its tile each time; the second expert has fewer rows than the others.
-        first = 3 * torch.randperm(1536, generator=generator, device=DEVICE)[:count]
+        first = 3 * torch.randperm(most, generator=generator, device=DEVICE)[:count]
         rows = torch.cat((first, first[: count // 2] + 1, first + 2))
         assert_equal_bits(run(rows), whole[rows])
 
@@ -119,8 +123,7 @@ def test_a_row_does_not_depend_on_how_many_rows_its_expert_receives(backend: str
 @needs_device
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rows", [1, 48, 200])
+@pytest.mark.parametrize(("backend", "rows"), [("triton", 48), ("tilelang", 1), ("tilelang", 48), ("tilelang", 200)])
 def test_released_widths_give_the_outputs_of_the_host(backend: str, rows: int) -> None:
     layer = Layer(6, 5120, 2304, seed=8, where=DEVICE)
     x, ids, weights = layer.inputs(rows, 6)

@@ -11,11 +11,11 @@ MOST_DEPTH = 16384
 """K that the scales of one tile have room for."""
 MULTIPROCESSORS = 132
 _SHARED_BYTES = 220 * 1024
-_TILES = (16, 32, 48, 64, 96, 128, 192, 256)
-# Clocks of one step of 64 of K: what a warpgroup needs to dequantise and to wait, however few the rows; and per step
-# of its copy of the weight tile, when every multiprocessor copies.
-_LEAST_CLOCKS, _COPY_CLOCKS = 300, 470
-_SPLIT_CLOCKS = 3000
+_TILES = (16, 48, 96, 128, 160, 192, 256)
+# Seconds on an H200, fitted to measurements: a step of 64 of K and a row of the tile in it, for FP8 and for bfloat16
+# weights, a launch, and what a block of a cluster adds to its steps.
+_STEP, _STEP_ROW, _STEP_LEAST = {True: 200e-9, False: 260e-9}, {True: 2.25e-9, False: 1.2e-9}, 300e-9
+_LAUNCH, _CLUSTER = 3e-6, 4e-6
 PITCH = TILE_COLUMNS + 4
 """Floats between the rows of partial sums in shared memory: warps write columns of them without bank conflicts."""
 
@@ -41,19 +41,18 @@ class Plan:
 @cache
 def choose(rows: int, width: int, depth: int, segments: int, quantised: bool) -> Plan:
     """The plan with the least estimated time for `rows` rows and a weight [width, depth] cut into `segments`."""
-    best, least = plan(_TILES[0], 1, quantised), float("inf")
-    columns = -(-width // TILE_COLUMNS)
-    steps = -(-depth // 64)
-    for tile in _TILES:
-        for split in {1, segments}:
-            if tile > (256 if segments == 1 else 192 if split == 1 else 128):
-                continue  # the sums of a segment and of those before would not fit
-            blocks = columns * -(-rows // tile) * split
-            waves = -(-blocks // MULTIPROCESSORS)
-            clocks = waves * (steps / split) * max(_LEAST_CLOCKS, 4.2 * tile) + (_SPLIT_CLOCKS if split > 1 else 0)
-            if clocks < least:
-                best, least = plan(tile, split, quantised), clocks
-    return best
+    columns, steps = -(-width // TILE_COLUMNS), -(-depth // 64)
+
+    def seconds(tile: int, split: int) -> float:
+        rounds = -(-columns * -(-rows // tile) * split // MULTIPROCESSORS)
+        step = max(_STEP_LEAST, _STEP[quantised] + _STEP_ROW[quantised] * tile)
+        return _LAUNCH + rounds * (steps / split * step + (_CLUSTER if split > 1 else 0))
+
+    # What registers and shared memory hold: the sums of a segment, and of those before or of the cluster.
+    whole = 256 if quantised and segments == 1 else 192
+    most = {segments: 96, 1: whole}
+    choices = [(tile, split) for split, largest in most.items() for tile in _TILES if tile <= largest]
+    return plan(*min(choices, key=lambda choice: seconds(*choice)), quantised)
 
 
 def plan(tile: int, split: int, quantised: bool) -> Plan:

@@ -15,7 +15,8 @@ from torch import Tensor
 from shoal_kernels.ops.linear import LinearWeight
 from shoal_kernels.ops.lm_head import triton as plain
 from shoal_kernels.ops.lm_head.cuda_source import SOURCE
-from shoal_kernels.ops.lm_head.triton import markov_loop
+from shoal_kernels.ops.lm_head.markov_triton import markov_loop
+from shoal_kernels.ops.lm_head.tile_triton import is_cut
 from shoal_kernels.ops.sampling.triton import best_of_parts
 from shoal_kernels.precision import Precision
 
@@ -192,7 +193,7 @@ def lm_head_argmax(
 ) -> Tensor:
     """hidden bf16 [R, D] -> int64 [R]."""
     rows, vocab = hidden.shape[0], head.out_features
-    if rows <= ROWS // 2 or plain.is_cut(head) or not serves(hidden.shape[1], hidden.device):
+    if rows <= ROWS // 2 or is_cut(head) or not serves(hidden.shape[1], hidden.device):
         return plain.lm_head_argmax(hidden, head, inverse_temperature, seeds, positions, is_greedy, precision)
     parts = triton.cdiv(vocab, TOKENS)
     values = torch.empty(rows, parts, dtype=torch.float32, device=hidden.device)

@@ -146,11 +146,10 @@ def _unseen(a, ids, seen_score, seen_id):
 
 
 @triton.jit
-def _better(a0, z0, i0, a1, z1, i1, seen_score, seen_id, IS_FIRST: tl.constexpr):
-    """_merge of two single tokens."""
-    if not IS_FIRST:
-        a0 = _unseen(a0, i0, seen_score[:, None], seen_id[:, None])
-        a1 = _unseen(a1, i1, seen_score[:, None], seen_id[:, None])
+def _better(a0, z0, i0, a1, z1, i1, seen_score, seen_id):
+    """_merge of two single tokens that were not seen."""
+    a0 = _unseen(a0, i0, seen_score[:, None], seen_id[:, None])
+    a1 = _unseen(a1, i1, seen_score[:, None], seen_id[:, None])
     none = tl.full(z0.shape, float("-inf"), tl.float32)
     return _merge(a0, z0, i0, none, a1, z1, i1, none)
 
@@ -166,19 +165,16 @@ def _pass(
     greedy,
     seen_score,
     seen_id,
-    IS_FIRST: tl.constexpr,
     SLICE: tl.constexpr,
     HAS_FOURS: tl.constexpr,
 ):
-    """One look at z [rows, tokens], `SLICE` tokens at a time: more of them at once would not fit into registers."""
+    """One look at z [rows, tokens] past what was seen, SLICE tokens at a time: more would not fit into registers."""
     rows: tl.constexpr = z.shape[0]
     half: tl.constexpr = z.shape[1] // 2
     if z.shape[1] > SLICE:
         left, right = tl.split(tl.permute(tl.reshape(z, [rows, 2, half]), (0, 2, 1)))
-        a1, z1, i1, s1 = _pass(left, first, low, high, k0, k1, greedy, seen_score, seen_id, IS_FIRST, SLICE, HAS_FOURS)
-        a2, z2, i2, s2 = _pass(
-            right, first + half, low, high, k0, k1, greedy, seen_score, seen_id, IS_FIRST, SLICE, HAS_FOURS
-        )
+        a1, z1, i1, s1 = _pass(left, first, low, high, k0, k1, greedy, seen_score, seen_id, SLICE, HAS_FOURS)
+        a2, z2, i2, s2 = _pass(right, first + half, low, high, k0, k1, greedy, seen_score, seen_id, SLICE, HAS_FOURS)
         return _merge(a1, z1, i1, s1, a2, z2, i2, s2)
     words = low[:, None], high[:, None], k0[:, None], k1[:, None], greedy[:, None]
     if HAS_FOURS:
@@ -194,8 +190,8 @@ def _pass(
                 _score_four, z0, z1, z2, z3, block, words[0], words[1], words[2], words[3], words[4]
             )
         ids = tl.zeros(z0.shape, tl.int32) + block * 4
-        low_half = _better(a0, z0, ids, a1, z1, ids + 1, seen_score, seen_id, IS_FIRST)
-        high_half = _better(a2, z2, ids + 2, a3, z3, ids + 3, seen_score, seen_id, IS_FIRST)
+        low_half = _better(a0, z0, ids, a1, z1, ids + 1, seen_score, seen_id)
+        high_half = _better(a2, z2, ids + 2, a3, z3, ids + 3, seen_score, seen_id)
         a, found, token, second = _merge(
             low_half[0], low_half[1], low_half[2], low_half[3], high_half[0], high_half[1], high_half[2], high_half[3]
         )
@@ -208,7 +204,7 @@ def _pass(
             # Element by element, so that the state of one generator is alive at a time.
             a0, a1 = tl.map_elementwise(_score_pair, z0, z1, pair, words[0], words[1], words[2], words[3], words[4])
         ids = tl.zeros(z0.shape, tl.int32) + pair * 2
-        a, found, token, second = _better(a0, z0, ids, a1, z1, ids + 1, seen_score, seen_id, IS_FIRST)
+        a, found, token, second = _better(a0, z0, ids, a1, z1, ids + 1, seen_score, seen_id)
     return _best(a, found, token, second)
 
 
@@ -232,19 +228,23 @@ def best_of_tile(z, first, low, high, k0, k1, greedy, SLICE: tl.constexpr, HAS_F
     SLICE              tokens looked at together
     HAS_FOURS          a thread has four neighbouring tokens, so that it uses whole blocks of the generator; else two
     """
-    score, found, token, second = _pass(z, first, low, high, k0, k1, greedy, k0, k0, True, SLICE, HAS_FOURS)
-    value = tl.where(greedy, found, found + noise_of(token, low, high, k0, k1))
-    seen = token
-    more = tl.max(_may_win(second, value, greedy), 0)
+    score = tl.full([z.shape[0]], float("inf"), tl.float32)
+    seen = tl.full([z.shape[0]], -1, tl.int32)
+    value = tl.full([z.shape[0]], float("-inf"), tl.float32)
+    token = tl.full([z.shape[0]], _NO_ID, tl.int32)
+    again, more = tl.full([], 0, tl.int32), tl.full([], 1, tl.int32)
     while more > 0:
-        # `more` is 1 here; as the compiler does not know that, it cannot hold the first look's noise for this one.
+        # `more` is 1 here; as the compiler does not know that, it cannot hold the noise of one look for the next.
         zero = more - 1
         u = zero.to(tl.uint32)
         score, found, seen, second = _pass(
-            z, first + zero, low + u, high + u, k0 + u, k1 + u, greedy, score, seen, False, SLICE, HAS_FOURS
+            z, first + zero, low + u, high + u, k0 + u, k1 + u, greedy, score, seen, SLICE, HAS_FOURS
         )
-        other = tl.where(score > float("-inf"), found + noise_of(seen, low, high, k0, k1), float("-inf"))
-        better = (greedy == 0) & ((other > value) | ((other == value) & (seen < token)))
-        value, token = tl.where(better, other, value), tl.where(better, seen, token)
+        exact = tl.where(greedy, found, found + noise_of(seen, low, high, k0, k1))
+        exact = tl.where(score > float("-inf"), exact, float("-inf"))
+        better = (exact > value) | ((exact == value) & (seen < token))
+        better = better & ((greedy == 0) | (again == 0))
+        value, token = tl.where(better, exact, value), tl.where(better, seen, token)
         more = tl.max(_may_win(second, value, greedy), 0)
+        again += 1
     return value, token

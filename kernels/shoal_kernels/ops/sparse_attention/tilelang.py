@@ -8,9 +8,9 @@ import functools
 import torch
 from torch import Tensor
 
-from shoal_kernels.ops.sparse_attention import tilelang_few_rows, tilelang_kernel, tilelang_sm100
+from shoal_kernels.ops.sparse_attention import tilelang_kernel, tilelang_sm100
 from shoal_kernels.ops.sparse_attention import triton as general
-from shoal_kernels.ops.sparse_attention.tilelang_parts import DIM, HEADS, LOG2E, TILE
+from shoal_kernels.ops.sparse_attention.tilelang_parts import DIM, HEADS, LOG2E
 from shoal_kernels.paged_rows import PagedRows
 from shoal_kernels.precision import Precision
 
@@ -52,14 +52,6 @@ def sparse_attention(
     if is_blackwell(query.device):
         attend = tilelang_sm100.kernel(frequencies, has_entries, cast_out)
         attend(query, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
-    elif is_few(rows, sms):
-        most = -(-near.shape[1] // TILE)
-        most += -(-topk.shape[1] // TILE) if has_entries else 0
-        shape = rows, most, HEADS, TILE
-        raw = torch.empty(shape, dtype=torch.float32, device=query.device)
-        tilelang_few_rows.scores_kernel(sms, has_entries)(query, window, near, *lists, raw, *places)
-        combine = tilelang_few_rows.combine_kernel(frequencies, has_entries, cast_out)
-        combine(raw, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
     else:
         attend = tilelang_kernel.kernel(sms, frequencies, has_entries, cast_out)
         attend(query, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
@@ -70,11 +62,6 @@ def sparse_attention(
 def is_blackwell(device: torch.device) -> bool:
     """Whether the device has tensor memory: tcgen05 instead of wgmma."""
     return torch.cuda.get_device_capability(device)[0] == 10
-
-
-def is_few(rows: int, sms: int) -> bool:
-    """Whether the two kernels for few rows are faster than the one that gives a row to a multiprocessor."""
-    return 3 * rows <= 2 * sms
 
 
 def _serves(query: Tensor, window_index: Tensor, cos_sin: Tensor, entries: PagedRows | None) -> bool:

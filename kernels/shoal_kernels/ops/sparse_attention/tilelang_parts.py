@@ -23,8 +23,9 @@ def gathering(T, quarters: int):
 
     count       number of keys of a row in a list
     find        where the keys of tile t lie; beyond the last tile nowhere
+    ask         for their bytes in the L2 cache
     load        their bytes into registers
-    store       dequantised into stage `stage` of two tiles of [64, 256] (or one of [64, 128], given twice)
+    store       dequantised into stage `stage` of two tiles of [64, 256]
     load_query  256 dims of the queries of a row, from quarter `part` on, into a tile of [64, 256]
     prefetch    what these read of a later row, into the L2 cache
     """
@@ -80,6 +81,18 @@ def gathering(T, quarters: int):
         )
 
     @T.macro
+    def ask(places, window, storage, t, near):
+        T.call_extern(
+            "handle",
+            "shoal_ask",
+            T.address_of(places[0]),
+            T.access_ptr(window[0, 0], "r", 1),
+            T.access_ptr(storage[0, 0], "r", 1),
+            t,
+            near,
+        )
+
+    @T.macro
     def load_query(query, row, tile, part=0):
         T.call_extern(
             "handle",
@@ -101,7 +114,7 @@ def gathering(T, quarters: int):
             far_width,
         )
 
-    return count, find, load, store, load_query, prefetch
+    return count, find, ask, load, store, load_query, prefetch
 
 
 def softmax(T):
@@ -138,7 +151,7 @@ def _exp2(T, x):
 
 
 def finishing(T, frequencies: int):
-    """Macro: o from the accumulators of 128 dims, the first of which is `first`, and the sums of weights."""
+    """Macro: o from the accumulators of 256 dims, the first of which is `first`, and the sums of weights."""
 
     @T.macro
     def finish(acc, totals, cos_sin, positions, out, row, first):

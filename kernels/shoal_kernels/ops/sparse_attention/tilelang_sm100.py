@@ -38,7 +38,7 @@ def build(frequencies: int, has_entries: bool, cast_out: bool):
     )
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
     begin, weigh = softmax(T)
-    count, find, load, store, load_query, _ = gathering(T, quarters=4)
+    count, find, _, load, store, load_query, _ = gathering(T, quarters=4)
 
     @T.macro
     def shrink_sum(tmem, held, shrink_shared):
@@ -165,7 +165,7 @@ def build(frequencies: int, has_entries: bool, cast_out: bool):
                 tiles_gather = T.alloc_var(i32, init=0)
                 raw = T.alloc_local([32], "uint32")
                 gains = T.alloc_local([8], "uint32")
-                places = T.alloc_local([2], "int64")
+                places = T.alloc_local([2], "int32")
                 sequence = row_seq[row] if has_entries else 0
                 near = count(window_index, row, near_width)
                 far = count(topk, row, far_width) if has_entries else 0

@@ -108,9 +108,9 @@ __device__ __forceinline__ int shoal_keys(int t, int near, int far) {
   return t < tiles ? near - t * 64 : far - (t - tiles) * 64;
 }
 
-// Offsets in bytes of the two keys of this thread in tile t; -1 past the end of the list.
+// Where the records of the two keys of this thread in tile t lie, in units of 16 bytes; -1 past the end of the list.
 __device__ __forceinline__ void shoal_places(
-    int64_t* places, const int* window_index, const int* topk, const int* table, int t, int near, int far,
+    int* places, const int* window_index, const int* topk, const int* table, int t, int near, int far,
     int per_block, int units, int offset, int stride) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, tiles = (near + 63) / 64;
 #pragma unroll
@@ -119,14 +119,29 @@ __device__ __forceinline__ void shoal_places(
     places[g] = -1;
     if (t < tiles) {
       at += t * 64;
-      if (at < near) places[g] = (int64_t)__ldg(window_index + at) * 528;
+      if (at < near) places[g] = __ldg(window_index + at) * 33;
     } else {
       at += (t - tiles) * 64;
       if (at < far) {
         int id = __ldg(topk + at), block = id / per_block;
-        places[g] = (int64_t)__ldg(table + block) * units + offset + (int64_t)(id - block * per_block) * stride;
+        places[g] = __ldg(table + block) * (units >> 4) + (offset >> 4) + (id - block * per_block) * (stride >> 4);
       }
     }
+  }
+}
+
+// Asks for the records of tile t in the L2 cache.
+__device__ __forceinline__ void shoal_ask(
+    const int* places, const unsigned char* window, const unsigned char* storage, int t, int near) {
+  int quarter = (threadIdx.x & 31) >> 3;
+  bool is_near = t < (near + 63) / 64;
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    if (places[g] < 0) continue;
+    const unsigned char* record = (is_near ? window : storage) + (int64_t)places[g] * 16;
+    // A record of 288 bytes lies in three or four lines, one of 528 in five.
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(record + (quarter < 3 ? quarter * 96 : 287)));
+    if (is_near && quarter) asm volatile("prefetch.global.L2 [%0];" ::"l"(record + 239 + quarter * 96));
   }
 }
 
@@ -134,8 +149,8 @@ __device__ __forceinline__ void shoal_places(
 // key QUARTERS quarters from quarter `part` on: 8 * QUARTERS words into raw.
 template <int QUARTERS>
 __device__ __forceinline__ void shoal_load_window(
-    unsigned* raw, unsigned* gains, int64_t place, const unsigned char* window, int part) {
-  const unsigned char* record = window + (place < 0 ? int64_t(0) : place);
+    unsigned* raw, unsigned* gains, int place, const unsigned char* window, int part) {
+  const unsigned char* record = window + (int64_t)max(place, 0) * 16;
 #pragma unroll
   for (int p = 0; p < 2 * QUARTERS; ++p) {
     int chunk = (part * 2 + p) * 4 + ((threadIdx.x & 31) >> 3);
@@ -150,7 +165,7 @@ __device__ __forceinline__ void shoal_load_window(
 
 template <int QUARTERS>
 __device__ __forceinline__ void shoal_load(
-    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* window, const unsigned char* storage,
+    unsigned* raw, unsigned* gains, const int* places, const unsigned char* window, const unsigned char* storage,
     int part, int t, int near) {
   if (t < (near + 63) / 64) {
     shoal_load_window<QUARTERS>(raw, gains, places[0], window, part);
@@ -158,7 +173,7 @@ __device__ __forceinline__ void shoal_load(
   }
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    const unsigned char* record = storage + (places[g] < 0 ? int64_t(0) : places[g]);
+    const unsigned char* record = storage + (int64_t)max(places[g], 0) * 16;
 #pragma unroll
     for (int p = 0; p < QUARTERS; ++p) {
       int chunk = (part + p) * 4 + ((threadIdx.x & 31) >> 3), i = g * QUARTERS + p;
@@ -175,7 +190,7 @@ __device__ __forceinline__ void shoal_load(
 // Dequantise what was loaded (and load the second key of window records) into tiles of up to two quarters each.
 template <int QUARTERS>
 __device__ __forceinline__ void shoal_store(
-    unsigned* raw, unsigned* gains, const int64_t* places, const unsigned char* window, int part, int t, int near,
+    unsigned* raw, unsigned* gains, const int* places, const unsigned char* window, int part, int t, int near,
     void* left, void* right) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
   if (t < (near + 63) / 64) {
@@ -238,46 +253,47 @@ FINISH = r"""
 template <bool CAST, int FREQUENCIES>
 __device__ __forceinline__ void shoal_finish_octet(uint4& v, int dim, const float* angles) {
   unsigned* words = reinterpret_cast<unsigned*>(&v);
-        int frequency = (dim - (512 - 2 * FREQUENCIES)) >> 1;
-        if (frequency >= 0) {
-          float4 cosine = __ldg(reinterpret_cast<const float4*>(angles + frequency));
-          float4 sine = __ldg(reinterpret_cast<const float4*>(angles + FREQUENCIES + frequency));
-          const float* cs = reinterpret_cast<const float*>(&cosine);
-          const float* sn = reinterpret_cast<const float*>(&sine);
+  int frequency = (dim - (512 - 2 * FREQUENCIES)) >> 1;
+  if (frequency >= 0) {
+    float4 cosine = __ldg(reinterpret_cast<const float4*>(angles + frequency));
+    float4 sine = __ldg(reinterpret_cast<const float4*>(angles + FREQUENCIES + frequency));
+    const float* cs = reinterpret_cast<const float*>(&cosine);
+    const float* sn = reinterpret_cast<const float*>(&sine);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float even = __uint_as_float(words[i] << 16), other = __uint_as_float(words[i] & 0xffff0000u);
-            words[i] = shoal::pack2(
-                __fadd_rn(__fmul_rn(even, cs[i]), __fmul_rn(other, sn[i])),
-                __fadd_rn(__fmul_rn(other, cs[i]), -__fmul_rn(even, sn[i])));
-          }
-        }
-        if (CAST) {
-          float most = 1e-4f;
+    for (int i = 0; i < 4; ++i) {
+      float even = __uint_as_float(words[i] << 16), other = __uint_as_float(words[i] & 0xffff0000u);
+      words[i] = shoal::pack2(
+          __fadd_rn(__fmul_rn(even, cs[i]), __fmul_rn(other, sn[i])),
+          __fadd_rn(__fmul_rn(other, cs[i]), -__fmul_rn(even, sn[i])));
+    }
+  }
+  if (CAST) {
+    float most = 1e-4f;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            most = fmaxf(most, fabsf(__uint_as_float(words[i] << 16)));
-            most = fmaxf(most, fabsf(__uint_as_float(words[i] & 0xffff0000u)));
-          }
-          most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-          most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-          unsigned exponent = (__float_as_uint(__fdiv_rn(most, 448.0f)) + 0x007FFFFFu) & 0x7F800000u;
-          float scale = __uint_as_float(exponent), shrink = __uint_as_float(0x7F000000u - exponent);
+    for (int i = 0; i < 4; ++i) {
+      most = fmaxf(most, fabsf(__uint_as_float(words[i] << 16)));
+      most = fmaxf(most, fabsf(__uint_as_float(words[i] & 0xffff0000u)));
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    // 2^ceil(log2(most / 448)): 448 is 1.75 * 2^8, so a mantissa above 1.75 carries into the exponent.
+    unsigned exponent = ((__float_as_uint(most) + 0x001FFFFFu) & 0x7F800000u) - 0x04000000u;
+    float scale = __uint_as_float(exponent), shrink = __uint_as_float(0x7F000000u - exponent);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float even = __uint_as_float(words[i] << 16) * shrink;
-            float other = __uint_as_float(words[i] & 0xffff0000u) * shrink;
-            unsigned short codes;
-            unsigned halves;
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(other), "f"(even));
-            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
-            float2 back = __half22float2(*reinterpret_cast<__half2*>(&halves));
-            words[i] = shoal::pack2(back.x * scale, back.y * scale);
-          }
-        }
+    for (int i = 0; i < 4; ++i) {
+      float even = __uint_as_float(words[i] << 16) * shrink;
+      float other = __uint_as_float(words[i] & 0xffff0000u) * shrink;
+      unsigned short codes;
+      unsigned halves;
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(other), "f"(even));
+      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+      float2 back = __half22float2(*reinterpret_cast<__half2*>(&halves));
+      words[i] = shoal::pack2(back.x * scale, back.y * scale);
+    }
+  }
 }
 
-// Accumulators [64, 128] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 128 dims.
+// Accumulators [64, 256] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 256 dims.
 template <bool CAST, int FREQUENCIES>
 __device__ __forceinline__ void shoal_finish_as(
     const float* acc, const float* total, const float* angles, __nv_bfloat16* out, int first) {
@@ -285,9 +301,9 @@ __device__ __forceinline__ void shoal_finish_as(
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int head = warp * 16 + (lane >> 2) + half * 8;
-    float inverse = 1024.0f / total[head];  // keys were held times 2^-10
+    float inverse = __fdividef(1024.0f, total[head]);  // keys were held times 2^-10
 #pragma unroll
-    for (int group = 0; group < 4; ++group) {
+    for (int group = 0; group < 8; ++group) {
       unsigned r[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
