@@ -1,4 +1,4 @@
-"""Steps of the whole model at released size with synthetic weights: a decode step, a draft round, a prefill chunk.
+"""Steps of the whole model at released size with synthetic weights: decode, prefill chunk, head, draft round.
 
     make bench-model-step        one rank's share of the released model (see `shoal_model.released_sizes`)
 
@@ -62,15 +62,23 @@ def build(synthetic: Synthetic, load: Load) -> Model:
 
 
 def decode_step(model: Model, load: Load, requests: int) -> Callable[[], object]:
-    """One verify step of so many requests: rows, then tokens through the head."""
-    choice = _choice(model, requests * load.rows)
+    """One verify step of so many requests, up to the final hidden rows."""
 
     def run() -> object:
         segments = tuple(_segment(load, slot, load.context, load.rows) for slot in range(requests))
         hidden = model.forward(RowBatch(segments=segments)).hidden
-        return model.choose(hidden, choice).tolist()
+        torch.cuda.synchronize()
+        return hidden
 
     return run
+
+
+def head(model: Model, load: Load, requests: int) -> Callable[[], object]:
+    """The tokens of a verify step's hidden rows."""
+    rows = requests * load.rows
+    choice = _choice(model, rows)
+    hidden = torch.randn(rows, model.config.hidden_size, device=model.device).to(model.precision.dtype)
+    return lambda: model.choose(hidden, choice).tolist()
 
 
 def draft_round(model: Model, load: Load, requests: int) -> Callable[[], object]:
@@ -232,9 +240,11 @@ def _mark(model: Model, slot: int, length: int) -> None:
 def _steps(model: Model, load: Load, counts: Sequence[int]) -> Iterator[tuple[str, Callable[[], object]]]:
     for requests in counts:
         yield f"decode, {requests} requests", decode_step(model, load, requests)
-        yield f"draft, {requests} requests", draft_round(model, load, requests)
     yield "prefill, encoder half", prefill_chunk(model, load, decoder=False)
     yield "prefill, both halves", prefill_chunk(model, load, decoder=True)
+    for requests in counts:
+        yield f"head, {requests} requests", head(model, load, requests)
+        yield f"draft, {requests} requests", draft_round(model, load, requests)
 
 
 def main(argv: Sequence[str]) -> int:

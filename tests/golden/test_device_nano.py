@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from shoal_engine import LLM, SamplingParams
@@ -25,6 +27,7 @@ COUNT = 48
 LEAST_AGREEMENT = 0.9
 
 
+@cache
 def tokens(device: str, verify_width: int = 5, together: int = 8) -> list[tuple[int, ...]]:
     params = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
     with LLM("nano", device=device, verify_width=verify_width, max_num_seqs=together) as llm:

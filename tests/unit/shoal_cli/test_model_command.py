@@ -85,3 +85,13 @@ def test_ids_that_are_no_numbers_are_a_usage_error(tmp_path: Path, capsys: pytes
 def test_nano_is_a_name_for_the_model_that_comes_with_shoal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "inspect", "nano"]) == 0
     assert "context 8,192" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("device", "problem"), [("gpu", "cpu, cuda"), ("npu", "not yet run")])
+def test_a_device_that_is_none_is_one_line_and_exit_2(
+    device: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "logits.safetensors")
+    assert run("logits", str(TINY), "--ids", "1,2", "--out", out, "--device", device) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line

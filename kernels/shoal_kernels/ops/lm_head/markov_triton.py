@@ -17,7 +17,7 @@ from shoal_kernels.precision import Precision
 from shoal_kernels.triton_lib import EXACT_OPTIONS, dot
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "ahead", "previous_stride"])
 def _markov_tile(
     base,
     stride_n,

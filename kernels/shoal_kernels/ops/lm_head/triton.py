@@ -25,7 +25,9 @@ from shoal_kernels.triton_lib import EXACT_OPTIONS, dot
 __all__ = ["lm_head_argmax", "markov_loop"]
 
 
-@triton.jit
+# The noise of a tile is long straight code: one compilation takes ten seconds, so that numbers which change from step to
+# step (rows, draft position, stride of the tokens before) make no variants of their own.
+@triton.jit(do_not_specialize=["rows"])
 def _head_tile(
     x,
     w,
