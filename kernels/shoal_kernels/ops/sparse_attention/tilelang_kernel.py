@@ -18,7 +18,7 @@ from shoal_kernels.ops.sparse_attention.tilelang_parts import (
     gathering,
     softmax,
 )
-from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER
+from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER, INTRINSICS
 
 _HALF = DIM // 2
 
@@ -33,7 +33,7 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
     """The program over dynamic numbers of rows, records and blocks."""
     import tilelang.language as T
 
-    source = GATHER + FINISH + finish_source(frequencies, cast_out)
+    source = INTRINSICS + GATHER + FINISH + finish_source(frequencies, cast_out)
     rows, near_width, far_width = T.dynamic("rows, near_width, far_width")
     records, stored, units, sequences, blocks, positions_known = T.dynamic(
         "records, stored, units, sequences, blocks, positions_known"

@@ -15,7 +15,7 @@ from shoal_kernels.ops.sparse_attention.tilelang_parts import (
     gathering,
     softmax,
 )
-from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER
+from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER, INTRINSICS
 
 _HALF, _PART = DIM // 2, DIM // 4
 
@@ -30,7 +30,7 @@ def build(frequencies: int, has_entries: bool, cast_out: bool):
     """The program over dynamic numbers of rows, records and blocks."""
     import tilelang.language as T
 
-    source = GATHER + FINISH
+    source = INTRINSICS + GATHER + FINISH
     finish = f"shoal_finish_stored<{'true' if cast_out else 'false'}, {frequencies}>"
     rows, near_width, far_width = T.dynamic("rows, near_width, far_width")
     records, stored, units, sequences, blocks, positions_known = T.dynamic(

@@ -8,7 +8,7 @@ placed in a bfloat16 (2^-126 of its value) needs one exact multiplication by 2^1
 Tiles are [64, 256] bfloat16 as four panels of [64, 64] with the 128-byte swizzle.
 """
 
-GATHER = r"""
+INTRINSICS = r"""
 #include <cuda_bf16.h>
 #include <stdint.h>
 
@@ -25,6 +25,31 @@ __device__ __forceinline__ uint32_t pack2(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
 }
+
+// The nearest e4m3 values, as floats.
+__device__ __forceinline__ float2 round_e4m3(float low, float high) {
+  unsigned short codes;
+  uint32_t halves;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+  return __half22float2(*reinterpret_cast<__half2*>(&halves));
+}
+
+__device__ __forceinline__ void ask(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+}  // namespace shoal
+
+__device__ __forceinline__ float shoal_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+"""
+
+GATHER = r"""
+namespace shoal {
 
 // Elements from the start of a tile to 8 dims of a key.
 __device__ __forceinline__ int place(int key, int octet) {
@@ -82,12 +107,6 @@ __device__ __forceinline__ void put_window(
 
 }  // namespace shoal
 
-__device__ __forceinline__ float shoal_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Number of leading entries of a list that are not -1; every lane of a warp gets it.
 __device__ __forceinline__ int shoal_count(const int* list, int width) {
   int count = 0, lane = threadIdx.x & 31;
@@ -140,8 +159,8 @@ __device__ __forceinline__ void shoal_ask(
     if (places[g] < 0) continue;
     const unsigned char* record = (is_near ? window : storage) + (int64_t)places[g] * 16;
     // A record of 288 bytes lies in three or four lines, one of 528 in five.
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(record + (quarter < 3 ? quarter * 96 : 287)));
-    if (is_near && quarter) asm volatile("prefetch.global.L2 [%0];" ::"l"(record + 239 + quarter * 96));
+    shoal::ask(record + (quarter < 3 ? quarter * 96 : 287));
+    if (is_near && quarter) shoal::ask(record + 239 + quarter * 96);
   }
 }
 
@@ -242,9 +261,9 @@ __device__ __forceinline__ void shoal_prefetch(
   int thread = threadIdx.x & 127;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(query) + (i * 128 + thread) * 128));
-  if (thread * 32 < near_width) asm volatile("prefetch.global.L2 [%0];" ::"l"(window_index + thread * 32));
-  if (thread * 32 < far_width) asm volatile("prefetch.global.L2 [%0];" ::"l"(topk + thread * 32));
+    shoal::ask(reinterpret_cast<const char*>(query) + (i * 128 + thread) * 128);
+  if (thread * 32 < near_width) shoal::ask(window_index + thread * 32);
+  if (thread * 32 < far_width) shoal::ask(topk + thread * 32);
 }
 """
 
@@ -283,11 +302,7 @@ __device__ __forceinline__ void shoal_finish_octet(uint4& v, int dim, const floa
     for (int i = 0; i < 4; ++i) {
       float even = __uint_as_float(words[i] << 16) * shrink;
       float other = __uint_as_float(words[i] & 0xffff0000u) * shrink;
-      unsigned short codes;
-      unsigned halves;
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(other), "f"(even));
-      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
-      float2 back = __half22float2(*reinterpret_cast<__half2*>(&halves));
+      float2 back = shoal::round_e4m3(even, other);
       words[i] = shoal::pack2(back.x * scale, back.y * scale);
     }
   }
