@@ -19,23 +19,24 @@ def page(result: Mapping[str, Any]) -> str:
         f"Ceilings in the same run: copy {ceilings['copy_bytes_s'] / 1e12:.2f} TB/s (read + write), "
         f"bf16 {ceilings['bf16_flop_s'] / 1e12:.0f} TFLOP/s, FP8 {ceilings['fp8_flop_s'] / 1e12:.0f} TFLOP/s.",
     ]
-    kernels: dict[str, list[Mapping[str, Any]]] = {}
+    modules: dict[str, list[Mapping[str, Any]]] = {}
     for case in result["figures"]["cases"]:
-        kernels.setdefault(case["kernel"], []).append(case)
-    for kernel, cases in kernels.items():
-        lines += ["", f"### {kernel}", "", *_table(cases)]
+        modules.setdefault(case["module"], []).append(case)
+    for module, cases in modules.items():
+        lines += ["", f"### {module.replace('_', ' ')}", "", *_table(cases)]
     return "\n".join(lines) + "\n"
 
 
 def _table(cases: Sequence[Mapping[str, Any]]) -> list[str]:
-    head = ["workload", "µs", "TB/s", "TFLOP/s", "bound", "of floor", "target"]
+    head = ["kernel", "workload", "µs", "TB/s", "TFLOP/s", "bound", "of floor", "target"]
     has_fp8 = any("fraction_fp8" in case for case in cases)
     has_peers = any("peers_us" in case for case in cases)
     head += ["of the FP8 floor"] * has_fp8 + ["others: time / ours"] * has_peers
     rows = []
     for case in cases:
         target = "" if case["target"] is None else f"{case['target']:g}"
-        row = [case["workload"], f"{case['us']:g}", f"{case['tb_s']:g}", f"{case['tflop_s']:g}", case["bound"]]
+        rate = f"{case['tflop_s']:g}" if case["flops"] else ""
+        row = [case["kernel"], case["workload"], f"{case['us']:g}", f"{case['tb_s']:g}", rate, case["bound"]]
         row += [f"{case['fraction']:.2f}", target]
         if has_fp8:
             row.append(f"{case['fraction_fp8']:.2f}" if "fraction_fp8" in case else "")
