@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import pstats
+import subprocess
 import sys
 import time
 import traceback
@@ -31,6 +32,7 @@ from shoal_model.sampler import RowChoice, RowSampling, SampleRow
 from shoal_model.synthetic import Synthetic, synthetic_weights
 
 _WARM, _TIMED, _HOST_LINES = 2, 5, 25
+_WARM_LAYERS = 7  # one of every kind, a layer that reuses included
 _OTHER, _SPAN = "other", "op:"
 
 
@@ -247,6 +249,19 @@ def _steps(model: Model, load: Load, counts: Sequence[int]) -> Iterator[tuple[st
         yield f"draft, {requests} requests", draft_round(model, load, requests)
 
 
+def _compile_side_by_side(counts: Sequence[int], rows: int, chunk: int) -> None:
+    """Run every step on a few layers with short contexts, each in a process of its own: compilers use one core each."""
+    kinds = [f"{kind}, {count} requests" for kind in ("decode", "head", "draft") for count in counts]
+    command = [sys.executable, "-P", "-m", "bench.model_step", "--layers", str(_WARM_LAYERS), "--rows", str(rows)]
+    command += ["--requests", ",".join(map(str, counts)), "--context", str(2 * chunk), "--chunk", str(chunk)]
+    started = [
+        subprocess.Popen([*command, "--only", kind], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for kind in (*kinds, "prefill, encoder", "prefill, both")
+    ]
+    for process in started:
+        process.wait()
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure and print. Returns 2 without a device, 1 where a step fails."""
     parser = argparse.ArgumentParser(prog="bench.model_step")
@@ -256,11 +271,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--context", type=int, default=131_072)
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--only", default="", help="kinds of steps that begin so")
+    parser.add_argument("--warm", action="store_true", help="first compile the kernels of all steps, side by side")
     parser.add_argument("--host", action="store_true", help="print where the host spends one step of each kind")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("bench-model-step needs a CUDA device", file=sys.stderr)
         return 2
+    if args.warm:
+        _compile_side_by_side(args.requests, args.rows, args.chunk)
     load = Load(requests=max(args.requests), rows=args.rows, context=args.context, chunk=args.chunk)
     begin = time.perf_counter()
     with torch.inference_mode():
