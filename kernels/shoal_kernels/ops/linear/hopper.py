@@ -37,8 +37,8 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     }
 
     def blocks(tile_count):
-        """Blocks (or pairs of them) take tiles in turns; those of a cluster of segments have one tile."""
-        return T.min(tile_count, MULTIPROCESSORS // plan.pair) if plan.split == 1 else tile_count
+        """Blocks take tiles in turns; those of a cluster have one tile."""
+        return T.min(tile_count, MULTIPROCESSORS) if plan.split == 1 else tile_count
 
     @T.macro
     def fetch(operand, turn, base, j, w_shared, factors, full):
@@ -73,11 +73,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         """Wait for the product of step i, with `running` later ones, and give its stage back: one arrival per warp."""
         T.wait_wgmma(running)
         if T.get_thread_binding() % 32 == 0:
-            if plan.pair == 1:
-                T.mbarrier_arrive(empty[i % STAGES])
-            else:
-                for peer in T.unroll(plan.pair):
-                    T.mbarrier_arrive(empty[i % STAGES], peer)
+            T.mbarrier_arrive(empty[i % STAGES])
 
     @T.prim_func
     def linear_kernel(
@@ -89,9 +85,9 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         segments: T.int32,
     ):
         with T.Kernel(
-            blocks(T.ceildiv(rows, R) * T.ceildiv(width, TILE_COLUMNS * plan.pair)) * plan.pair, 1, plan.split,
-            threads=384, cluster_dims=(plan.pair, 1, plan.split),
-        ) as (bid, _, bz):  # fmt: skip
+            blocks(T.ceildiv(rows, R) * T.ceildiv(width, TILE_COLUMNS)), 1, plan.split,
+            threads=384, cluster_dims=(1, 1, plan.split),
+        ) as (block, _, bz):  # fmt: skip
             x_shared = T.alloc_shared((STAGES, STEP // 64, R, 64), T.bfloat16)
             w_shared = T.alloc_shared((STAGES, TILE_COLUMNS, STEP), T.uint8 if quantised else T.bfloat16)
             factors = T.alloc_shared((2, 4 * pitch) if quantised else (2, 4), T.uint32)
@@ -102,7 +98,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             sums = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
             total = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
             full = T.alloc_barrier([32] * STAGES)
-            empty = (T.alloc_barrier if plan.pair == 1 else T.alloc_cluster_barrier)([8 * plan.pair] * STAGES)
+            empty = T.alloc_barrier([8] * STAGES)
             scaled = T.alloc_barrier([96] * 2)
             unscaled = T.alloc_barrier([8] * 2)
             T.annotate_layout(
@@ -110,14 +106,10 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                 | {sums: fragment[R], total: fragment[R], even: fragment[STEP], odd: fragment[STEP]}
             )
             T.import_source(SOURCE + WGMMA_SOURCE)
-            if plan.pair > 1:
-                T.cluster_sync()
             tx = T.get_thread_binding()
             warpgroup = tx // 128
             row_tiles = T.ceildiv(rows, R)
-            tile_count = row_tiles * T.ceildiv(width, TILE_COLUMNS * plan.pair)
-            block = bid // plan.pair
-            rank = bid % plan.pair
+            tile_count = row_tiles * T.ceildiv(width, TILE_COLUMNS)
             # Variables, so that the compiler does not carry these expressions into every index.
             count = T.alloc_var(T.int32)
             base = T.alloc_var(T.int32)
@@ -137,7 +129,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                 if tx < 288:
                     for turn in T.serial(rounds):
                         bx = (block + turn * blocks(tile_count)) % row_tiles
-                        by = (block + turn * blocks(tile_count)) // row_tiles * plan.pair + rank
+                        by = (block + turn * blocks(tile_count)) // row_tiles
                         left = by // tiles * depth
                         for j in T.serial(count):
                             i = base + j
@@ -148,7 +140,6 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                                     x[bx * R : (bx + 1) * R, left + k + panel * 64 : left + k + panel * 64 + 64],
                                     x_shared[i % STAGES, panel, :, :],
                                     barrier=full[i % STAGES],
-                                    cluster_mask=None if plan.pair == 1 else 3,
                                 )
                             T.tma_copy(
                                 weight[by * TILE_COLUMNS : (by + 1) * TILE_COLUMNS, k : k + STEP],
@@ -159,7 +150,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                         base += count
                 elif quantised:
                     for turn in T.serial(rounds):
-                        by = (block + turn * blocks(tile_count)) // row_tiles * plan.pair + rank
+                        by = (block + turn * blocks(tile_count)) // row_tiles
                         T.mbarrier_wait_parity(unscaled[turn % 2], ((turn // 2) & 1) ^ 1)
                         T.call_extern(
                             "handle", "shoal_factors", T.access_ptr(scale, "r"),
@@ -171,7 +162,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                 T.inc_max_nreg(232)
                 for turn in T.serial(rounds):
                     bx = (block + turn * blocks(tile_count)) % row_tiles
-                    by = (block + turn * blocks(tile_count)) // row_tiles * plan.pair + rank
+                    by = (block + turn * blocks(tile_count)) // row_tiles
                     if quantised:
                         T.mbarrier_wait_parity(scaled[turn % 2], (turn // 2) & 1)
                         fetch(even, turn, base, 0, w_shared, factors, full)
@@ -230,8 +221,6 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                                     ],
                                 )
                 T.tma_store_wait(0)
-            if plan.pair > 1:
-                T.cluster_sync()
             if plan.split > 1:
                 T.cluster_sync()
                 T.call_extern(

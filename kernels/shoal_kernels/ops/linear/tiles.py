@@ -28,14 +28,12 @@ class Plan:
     step    K of one pipeline stage
     stages  pipeline stages
     split   1: one block computes all segments; else one each of a cluster of as many, which adds their sums
-    pair    2: two blocks take tiles of neighbouring outputs and the same rows, and share one copy of the input
     """
 
     rows: int
     step: int
     stages: int
     split: int
-    pair: int = 1
 
 
 @cache
