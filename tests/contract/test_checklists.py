@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from shoal_kernels.registry import IMPLEMENTATIONS
 
 ROOT = Path(__file__).parents[2]
 SERVICES = [*sorted(path.parent.parent.name for path in ROOT.glob("services/*/shoal_*/servicer.py")), "gateway"]
@@ -81,3 +82,17 @@ def test_an_operation_has_contract_reference_test_and_benchmark(name: str) -> No
     tests = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests/unit/shoal_kernels").glob("test_*")}
     imports = (f"ops.{name} import", f"ops import {name}")
     assert f"test_{name}.py" in tests or any(one in text for one in imports for text in tests.values())
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_operation_on_accelerators_has_its_device_test(name: str) -> None:
+    entries = [e for entries in IMPLEMENTATIONS.values() for e in entries if f".ops.{name}." in e.target]
+    assert any(entry.backend == "triton" for entry in entries)
+    tests = ROOT / "tests" / "unit" / "shoal_kernels"
+    assert (tests / f"test_{name}_device.py").is_file()
+    cases = (ROOT / "tests" / "bench" / "device_cases").glob("*.py")
+    assert any(f"ops.{name}" in text or f"ops import {name}" in text or name in text for text in map(_text, cases))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
