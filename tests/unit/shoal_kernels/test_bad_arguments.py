@@ -47,6 +47,12 @@ def test_a_bias_of_another_size_is_refused() -> None:
         route(torch.zeros(2, 8), torch.zeros(3), 2, 1.0, precision=SERVED)
 
 
+def test_more_choices_than_a_kernel_sums_are_refused() -> None:
+    triton = pytest.importorskip("shoal_kernels.ops.router.triton")
+    with pytest.raises(ValueError, match="64 experts at most"):
+        triton.route(torch.zeros(2, 384), torch.zeros(2, 384), 65, 1.0)
+
+
 def test_streams_without_an_axis_are_refused() -> None:
     weight = MixWeight.prepare(torch.zeros(24, 128), torch.ones(3), torch.zeros(24))
     with pytest.raises(ValueError, match="streams"):
