@@ -88,7 +88,11 @@ def _synthetic(args: argparse.Namespace) -> Synthetic | None:
     if args.synthetic is None:
         if args.directory is None or args.prompt is None:
             raise ValueError("needs DIR and --prompt, or --synthetic")
+        if args.layers is not None or args.ep_size is not None:
+            raise ValueError("--layers and --ep-size are of a --synthetic model")
         return None
+    if args.prompt_tokens < 1:
+        raise ValueError(f"--prompt-tokens must be positive, got {args.prompt_tokens}")
     if args.directory is not None or args.prompt is not None:
         raise ValueError("--synthetic takes neither DIR nor --prompt")
     given = {"num_layers": args.layers, "ep_size": args.ep_size}

@@ -36,6 +36,8 @@ def test_a_text_is_continued_as_the_offline_llm_continues_it(capsys: pytest.Capt
         (("--device", "gpu"), "device"),
         (("--device", "npu"), "device"),
         (("--synthetic", "released"), "--synthetic takes neither"),
+        (("--layers", "4"), "--layers"),
+        (("--ep-size", "64"), "--layers"),
     ],
 )
 def test_a_bad_value_is_one_line_and_exit_2(
@@ -57,6 +59,7 @@ def test_a_folder_without_a_model_is_one_line_and_exit_2(tmp_path: Path, capsys:
         (("--layers", "3"), "synthetic"),
         (("--ep-size", "5"), "synthetic"),
         (("--prompt", "x"), "--synthetic takes neither"),
+        (("--prompt-tokens", "0"), "--prompt-tokens"),
     ],
 )
 def test_a_synthetic_model_that_cannot_be_is_one_line_and_exit_2(

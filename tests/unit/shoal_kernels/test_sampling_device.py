@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from shoal_kernels.ops.sampling import RowSampling, coupled_argmax, logprobs, noise, process_logits
-from shoal_kernels.ops.sampling.noise_triton import FAST_ERROR
 from support.on_device import DEVICE, HAS_DEVICE, assert_equal_bits, assert_rows_independent, needs_device
 from torch import Tensor
+
+pytest.importorskip("triton")
+
+from shoal_kernels.ops.sampling.noise_triton import FAST_ERROR
 from unit.shoal_kernels.noise_probe import cuda_noise_of_words, largest_error, noise_of_words
 
 VOCABS = (5, 999, 129280) if HAS_DEVICE else (5, 700)

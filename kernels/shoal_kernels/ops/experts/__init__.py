@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal_kernels.checks import check_index, check_rows, check_values, check_wide
+from shoal_kernels.checks import check_index, check_range, check_rows, check_values, check_wide
 from shoal_kernels.formats import (
     WEIGHT_BLOCK,
     check_fp4_scale,
@@ -164,6 +164,8 @@ def moe(
     _check(x, ids, weights, expert_weights, precision)
     if shared.num_experts != 1:
         raise ValueError(f"shared must hold one expert, got {shared.num_experts}")
+    if shared.keeps_bytes != expert_weights.keeps_bytes or shared.dim != expert_weights.dim:
+        raise ValueError("shared must have the experts' form and row size")
     result: Tensor = resolve("moe", x.device.type, precision, backend)(
         x, ids, weights, expert_weights, shared, limit, precision
     )
@@ -176,6 +178,7 @@ def _check(x: Tensor, ids: Tensor, weights: Tensor, expert_weights: ExpertWeight
     check_values("x", x, None, expert_weights.dim, precision=precision)
     check_rows("ids", ids, x.shape[0], None, dtype=torch.int32)
     check_wide("weights", weights, x.shape[0], ids.shape[1], precision=precision)
+    check_range("k", ids.shape[1], 1, expert_weights.num_experts)
     check_index("ids", ids, 0, expert_weights.num_experts)
 
 

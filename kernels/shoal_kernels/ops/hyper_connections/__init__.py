@@ -76,8 +76,8 @@ def mix(
                 sum over N*D has another fixed order: coefficients within 1e-4 of the host's
     source      specification of the model, section 5.1
     """
+    check_values("streams", streams, None, None, None, precision=precision)
     n, d = streams.shape[1], streams.shape[2]
-    check_values("streams", streams, None, n, d, precision=precision)
     if weight.keeps_bytes != precision.keeps_bytes:
         raise ValueError(f"this weight was not prepared for precision {precision.name}")
     if weight.keeps_bytes:

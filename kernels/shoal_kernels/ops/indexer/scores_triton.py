@@ -10,12 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shoal_kernels.ops.indexer.row_groups import GROUP, find_group
+from shoal_kernels.ops.indexer.row_groups import find_group
 from shoal_kernels.ops.indexer.sort_keys import COARSE
 from shoal_kernels.triton_lib import IS_INTERPRETED, decode_ue8m0, dot, round_bf16
 
 TILE = 64
-_PAIRS = tl.constexpr(GROUP // 2)
 _COARSE = tl.constexpr(COARSE)
 
 

@@ -28,6 +28,7 @@ def route(
     experts = logits.shape[1]
     check_range("k", k, 1, experts)
     if bias.dim() == 1:
+        check_rows("bias", bias, experts, dtype=torch.float32)
         bias = bias.expand(logits.shape[0], experts)
     check_rows("bias", bias, logits.shape[0], experts, dtype=torch.float32)
     ids, weights = resolve("route", logits.device.type, precision, backend)(logits, bias, k, scale)

@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal_kernels.triton_lib import EXACT_OPTIONS
 from shoal_kernels.triton_rows import softplus, tree_sum
 
+MAX_CHOSEN = 64  # what `tree_sum` adds up
 _MANY_ROWS = 512
 
 
@@ -48,6 +49,8 @@ def _route(logits, logits_stride, bias, bias_stride, scale, ids, weights, K: tl.
 def route(logits: Tensor, bias: Tensor, k: int, scale: float) -> tuple[Tensor, Tensor]:
     """logits, bias float32 [R, E] -> ids int32 [R, k], weights float32 [R, k]."""
     rows, experts = logits.shape
+    if k > MAX_CHOSEN:
+        raise ValueError(f"this kernel chooses {MAX_CHOSEN} experts at most, got k = {k}")
     logits, bias = (x if x.stride(1) == 1 else x.contiguous() for x in (logits, bias))
     ids = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, k, dtype=torch.float32, device=logits.device)

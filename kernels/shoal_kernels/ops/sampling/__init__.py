@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal_kernels.checks import check_rows
+from shoal_kernels.checks import check_index, check_rows
 from shoal_kernels.ops.sampling.noise import choice_seed, gumbel, philox4x32
 from shoal_kernels.ops.sampling.reference import LARGEST_FACTOR
 from shoal_kernels.precision import SERVED, SERVED_BF16, Precision
@@ -170,10 +170,14 @@ def _check_row(row: RowSampling, vocab: int) -> None:
         raise ValueError(f"repetition_penalty must be positive, got {row.repetition_penalty}")
     if (row.bias_ids is None) != (row.bias is None):
         raise ValueError("bias_ids and bias come together")
-    for name, tensor in (
-        ("output_counts", row.output_counts),
-        ("prompt_seen", row.prompt_seen),
-        ("allowed", row.allowed),
+    if row.bias_ids is not None and row.bias is not None:
+        check_rows("bias_ids", row.bias_ids, None, dtype=torch.int64)
+        check_rows("bias", row.bias, row.bias_ids.shape[0], dtype=torch.float32)
+        check_index("bias_ids", row.bias_ids, 0, vocab)
+    for name, tensor, dtype in (
+        ("output_counts", row.output_counts, torch.int32),
+        ("prompt_seen", row.prompt_seen, torch.bool),
+        ("allowed", row.allowed, torch.bool),
     ):
-        if tensor is not None and tensor.shape != (vocab,):
-            raise ValueError(f"{name} must be [{vocab}], got {list(tensor.shape)}")
+        if tensor is not None:
+            check_rows(name, tensor, vocab, dtype=dtype)
