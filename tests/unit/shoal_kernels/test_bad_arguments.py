@@ -6,8 +6,10 @@ import pytest
 import torch
 from shoal_kernels import SERVED, SERVED_BF16
 from shoal_kernels.ops.cast import cast_q4ue, cast_q8
+from shoal_kernels.ops.engram import gate
 from shoal_kernels.ops.experts import ExpertWeights, experts, moe
 from shoal_kernels.ops.hyper_connections import MixWeight, mix
+from shoal_kernels.ops.linear import LinearWeight, linear
 from shoal_kernels.ops.router import route
 from shoal_kernels.ops.sampling import RowSampling, process_logits
 
@@ -72,3 +74,15 @@ def test_streams_without_an_axis_are_refused() -> None:
 def test_edits_outside_the_vocabulary_or_of_another_dtype_are_refused(row: RowSampling) -> None:
     with pytest.raises(ValueError, match=r"bias|output_counts|allowed"):
         process_logits(torch.zeros(1, 8), [row])
+
+
+def test_a_linear_refuses_an_output_it_does_not_know_and_bytes_without_a_scale() -> None:
+    weight = LinearWeight.from_bf16(torch.zeros(8, 32))
+    with pytest.raises(ValueError, match="out must be"):
+        linear(torch.zeros(1, 32), weight, out="f16", precision=SERVED)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="scale"):
+        LinearWeight(torch.zeros(8, 32, dtype=torch.uint8), True)
+    with pytest.raises(ValueError, match="streams"):
+        gate(
+            torch.zeros(2, 8), torch.zeros(2, 40), torch.zeros(4, 8), torch.zeros(2, dtype=torch.bool), precision=SERVED
+        )

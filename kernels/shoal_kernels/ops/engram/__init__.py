@@ -176,8 +176,8 @@ def gate(
     exact    all implementations agree bit for bit
     source   specification of the model, section 6.4; sign(0) = 0
     """
+    check_values("streams", streams, None, None, None, precision=precision)
     rows, n, d = streams.shape
-    check_values("streams", streams, rows, n, d, precision=precision)
     check_values("kv", kv, rows, (n + 1) * d, precision=precision)
     check_rows("weight", weight, n, d, dtype=torch.float32)
     check_rows("skip", skip, rows, dtype=torch.bool)

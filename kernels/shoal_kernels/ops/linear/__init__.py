@@ -37,6 +37,10 @@ class LinearWeight:
     scale: Tensor | None = None
     groups: int = 1
 
+    def __post_init__(self) -> None:
+        if self.data.dim() == 2 and self.quantised != (self.scale is not None):
+            raise ValueError("a weight kept as bytes has a scale exactly where it is FP8")
+
     @staticmethod
     def from_fp8(data: Tensor, scale: Tensor, *, groups: int = 1, keep_bytes: bool = False) -> LinearWeight:
         """data uint8/e4m3 [groups * N, K], scale ue8m0 bytes [ceil(groups * N / 32), ceil(K / 32)].
@@ -135,6 +139,8 @@ def linear(
     source   specification of the model, sections 3.3 and 4
     """
     check_values("x", x, None, weight.in_features, precision=precision)
+    if out not in ("bf16", "f32"):
+        raise ValueError(f"out must be bf16 or f32, got {out!r}")
     cast = cast and weight.quantised and precision.cast_activations
     if weight.keeps_bytes != precision.keeps_bytes:
         raise ValueError(f"this weight was not prepared for precision {precision.name}")

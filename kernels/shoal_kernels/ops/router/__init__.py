@@ -17,7 +17,7 @@ def route(
 
     logits   [R, E] in the precision's wide dtype
     bias     float32 [E], or [R, E] where rows differ (image tokens); moves the choice, never the weights
-    k        1 <= k <= E
+    k        1 <= k <= E, and at most 64 on an accelerator
     returns  ids int32 [R, k], largest s + bias first, on a tie the smaller id;
              weights [R, k] in the wide dtype = s / (sum of the chosen s + 1e-20) * scale
     raises   ValueError for shape, dtype or k

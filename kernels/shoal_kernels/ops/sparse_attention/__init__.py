@@ -53,8 +53,8 @@ def sparse_attention(
                   the norm of a row's head, before the cast
     source        specification of the model, section 7.5
     """
+    check_values("query", query, None, None, None, precision=precision)
     rows, heads, dim = query.shape
-    check_values("query", query, rows, heads, dim, precision=precision)
     check_rows("window_index", window_index, rows, None, dtype=torch.int32)
     check_rows("sink", sink, heads, dtype=torch.float32)
     check_rows("positions", positions, rows, dtype=torch.int64)
