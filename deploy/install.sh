@@ -12,7 +12,7 @@ if [[ ! -x $venv/bin/python ]]; then
   echo "install: creating $venv with $("$base_python" --version)"
   "$base_python" -m venv "$venv"
 fi
-echo "install: downloading and installing (1.6 GB on disk with torch's CPU build; torch is the large one)"
+echo "install: downloading and installing (2.6 GB on disk with torch's CPU build; torch is the large one)"
 # --group needs pip 25.1.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off \
