@@ -72,7 +72,13 @@ def test_scores_are_close_to_the_host(backend: str, shape: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("backend", backends(tilelang=True))
 @pytest.mark.parametrize(
-    ("k", "num_blocks", "size", "ties"), [(1, 1, 8, True), (64, 9, 8, False), (500, 100, 8, True), (20, 3, 6, True)]
+    ("k", "num_blocks", "size", "ties"),
+    [
+        pytest.param(1, 1, 8, True, marks=pytest.mark.long),
+        (64, 9, 8, False),
+        pytest.param(500, 100, 8, True, marks=pytest.mark.long),
+        (20, 3, 6, True),
+    ],
 )
 def test_choices_are_exact_on_the_scores(backend: str, k: int, num_blocks: int, size: int, ties: bool) -> None:
     n_vis = [0, 1, 63, 64, 65, 320, 319, 17, 16, 100, 2]

@@ -123,7 +123,7 @@ def draft(at: Tensor, device: str, precision: object, width: int, *, count: int 
     )
 
 
-@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize("width", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_drafts_are_those_of_the_host(width: int) -> None:
     everything = torch.arange(7)
     got, want = draft(everything, DEVICE, SERVED_BF16, width), draft(everything, "cpu", SERVED, width)
@@ -131,6 +131,7 @@ def test_drafts_are_those_of_the_host(width: int) -> None:
     assert relative_error(got.confidence_logits, want.confidence_logits) < 1e-5
 
 
+@pytest.mark.long
 def test_a_sequence_gets_its_drafts_in_any_batch() -> None:
     def drafts(at: Tensor) -> tuple[Tensor, Tensor]:
         result = draft(at, DEVICE, SERVED_BF16, 2)

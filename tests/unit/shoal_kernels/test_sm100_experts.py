@@ -27,6 +27,7 @@ def test_sm100_gate_and_up_use_the_tensor_core(fp4: bool) -> None:
     assert "tcgen05.mma" in _compiled("_gate_up", _GATE_UP, fp4=fp4, blocks=20, more={"TOP_K": 6})
 
 
+@pytest.mark.long
 @_FORMATS
 def test_sm100_down_uses_the_tensor_core(fp4: bool) -> None:
     assert "tcgen05.mma" in _compiled("_down", _DOWN, fp4=fp4, blocks=9, more={})

@@ -31,6 +31,7 @@ def _ptx(module: str, kernel: str, first: dict[str, str], last: dict[str, str], 
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_the_head_compiles_for_sm100_with_its_tensor_cores() -> None:
     ptx = _ptx("triton", "_head_tile", {"x": "tensordesc<bf16[128,64]>", "w": "tensordesc<bf16[128,64]>"}, {}, 5120)

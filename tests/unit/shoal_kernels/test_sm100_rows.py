@@ -33,6 +33,7 @@ def test_window_rows_compile_for_sm100_with_packed_e4m3() -> None:
     assert "cvt.rn.satfinite.e4m3x2.f32" in ptx
 
 
+@pytest.mark.long
 def test_the_engram_gate_compiles_for_sm100() -> None:
     signature = {
         "streams": "*bf16",

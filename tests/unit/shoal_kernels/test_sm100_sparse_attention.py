@@ -50,9 +50,8 @@ def test_the_triton_attention_compiles_for_sm100() -> None:
     assert "tcgen05.mma" in compile_ptx(module, "_attend", signature, _NANO, capability=100)
 
 
-@pytest.mark.parametrize(
-    ("has_entries", "cast_out"), [(True, True), pytest.param(False, False, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("has_entries", "cast_out"), [(True, True), (False, False)])
 def test_the_tilelang_attention_compiles_for_sm100(
     has_entries: bool, cast_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

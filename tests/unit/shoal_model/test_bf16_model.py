@@ -73,6 +73,7 @@ def test_hidden_rows_are_near_those_of_the_host() -> None:
     assert relative_error(hidden, expected) < 0.1
 
 
+@pytest.mark.long
 def test_a_decode_step_after_a_chunk_gives_the_bits_of_one_chunk_in_another_slot() -> None:
     model, _, hidden = whole()
     run = SequenceRun(model, slot=1, block_table=[3])
