@@ -30,12 +30,13 @@ def test_the_triton_linear_compiles_for_sm100(rows: int) -> None:
     assert "tcgen05.mma" in ptx
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows", "split", "quantised"),
     [
         (128, 1, True),
-        pytest.param(48, 2, True, marks=pytest.mark.long),
-        pytest.param(128, 1, False, marks=pytest.mark.long),
+        (48, 2, True),
+        (128, 1, False),
     ],
 )
 def test_the_tilelang_linear_compiles_for_sm100(
