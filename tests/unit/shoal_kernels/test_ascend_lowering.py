@@ -74,3 +74,11 @@ def test_ascend_implementations_are_chosen_for_an_npu_only() -> None:
             resolve(op, "cuda", SERVED_BF16, "ascend")
     with pytest.raises(BackendUnavailable, match="npu"):
         resolve("sparse_attention", "npu", SERVED_BF16)
+
+
+def test_the_golden_ascend_sources_are_of_the_locked_tilelang() -> None:
+    """Else every comparison above would be skipped from the day the lock moves on."""
+    lock = Path(__file__).resolve().parents[3] / "constraints.txt"
+    (locked,) = [line for line in lock.read_text(encoding="utf-8").splitlines() if line.startswith("tilelang==")]
+    first_lines = {path.read_text(encoding="utf-8").splitlines()[0] for path in GOLDEN.glob("*.cpp")}
+    assert first_lines == {f"// TileLang {locked.removeprefix('tilelang==')}"}
