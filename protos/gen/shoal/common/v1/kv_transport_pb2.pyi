@@ -71,6 +71,12 @@ class _TransportKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Transpo
     """A mapped arena on one host."""
     TRANSPORT_KIND_GRPC: _TransportKind.ValueType  # 2
     """KvTransportService.Pull: works everywhere."""
+    TRANSPORT_KIND_TCP: _TransportKind.ValueType  # 3
+    """A checksummed byte stream between hosts."""
+    TRANSPORT_KIND_NIXL: _TransportKind.ValueType  # 4
+    """NVIDIA NIXL over UCX, where both sides have it."""
+    TRANSPORT_KIND_MOONCAKE: _TransportKind.ValueType  # 5
+    """Mooncake's transfer engine, where both sides have it."""
 
 class TransportKind(_TransportKind, metaclass=_TransportKindEnumTypeWrapper):
     """How bytes can travel."""
@@ -81,6 +87,12 @@ TRANSPORT_KIND_SHM: TransportKind.ValueType  # 1
 """A mapped arena on one host."""
 TRANSPORT_KIND_GRPC: TransportKind.ValueType  # 2
 """KvTransportService.Pull: works everywhere."""
+TRANSPORT_KIND_TCP: TransportKind.ValueType  # 3
+"""A checksummed byte stream between hosts."""
+TRANSPORT_KIND_NIXL: TransportKind.ValueType  # 4
+"""NVIDIA NIXL over UCX, where both sides have it."""
+TRANSPORT_KIND_MOONCAKE: TransportKind.ValueType  # 5
+"""Mooncake's transfer engine, where both sides have it."""
 Global___TransportKind: _TypeAlias = TransportKind  # noqa: Y015
 
 @_typing.final
@@ -186,6 +198,9 @@ class TransportGrant(_message.Message):
     ARENA_NAME_FIELD_NUMBER: _builtins.int
     ARENA_NONCE_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    STREAM_ADDRESS_FIELD_NUMBER: _builtins.int
+    SLAB_BYTES_FIELD_NUMBER: _builtins.int
+    FIRST_SLAB_OFFSET_FIELD_NUMBER: _builtins.int
     kind: Global___TransportKind.ValueType
     """The way."""
     export_id: _builtins.str
@@ -196,6 +211,12 @@ class TransportGrant(_message.Message):
     """16 bytes."""
     address: _builtins.str
     """host:port of the holder's KvTransportService; grpc only. Empty: the peer of this call."""
+    stream_address: _builtins.str
+    """host:port of the holder's byte stream; tcp only."""
+    slab_bytes: _builtins.int
+    """Size of the arena's slabs and where the first begins; an arena that is not cut into slabs has 0."""
+    first_slab_offset: _builtins.int
+    """Offset of slab 0 in the arena."""
     def __init__(
         self,
         *,
@@ -204,11 +225,78 @@ class TransportGrant(_message.Message):
         arena_name: _builtins.str = ...,
         arena_nonce: _builtins.bytes = ...,
         address: _builtins.str = ...,
+        stream_address: _builtins.str = ...,
+        slab_bytes: _builtins.int = ...,
+        first_slab_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "arena_name", b"arena_name", "arena_nonce", b"arena_nonce", "export_id", b"export_id", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "arena_name", b"arena_name", "arena_nonce", b"arena_nonce", "export_id", b"export_id", "first_slab_offset", b"first_slab_offset", "kind", b"kind", "slab_bytes", b"slab_bytes", "stream_address", b"stream_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransportGrant: _TypeAlias = TransportGrant  # noqa: Y015
+
+@_typing.final
+class PayloadRun(_message.Message):
+    """Payloads of one kind and size whose positions follow each other: blocks of a prefix, or one snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_PAYLOAD_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    POSITION_BEGIN_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    KV_ID_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
+    SLABS_FIELD_NUMBER: _builtins.int
+    first_payload_id: _builtins.int
+    """payload_id of the first; the others follow."""
+    kind: Global___PayloadKind.ValueType
+    """What they hold."""
+    position_begin: _builtins.int
+    """First position of the first."""
+    positions: _builtins.int
+    """Positions of each."""
+    dtype: _builtins.str
+    """Element type of all."""
+    kv_id: _builtins.str
+    """Layout, formats and weights of all."""
+    size_bytes: _builtins.int
+    """Size of each in bytes."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Shape of each array."""
+
+    @_builtins.property
+    def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """XXH3-64 of each, in order; as many as payloads."""
+
+    @_builtins.property
+    def slabs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """shm only: the slabs of each, ceil(size_bytes / slab_bytes) a payload, in order. A payload fills its slabs from the front."""
+
+    def __init__(
+        self,
+        *,
+        first_payload_id: _builtins.int = ...,
+        kind: Global___PayloadKind.ValueType = ...,
+        position_begin: _builtins.int = ...,
+        positions: _builtins.int = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        dtype: _builtins.str = ...,
+        kv_id: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        checksums: _abc.Iterable[_builtins.int] | None = ...,
+        slabs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "dtype", b"dtype", "first_payload_id", b"first_payload_id", "kind", b"kind", "kv_id", b"kv_id", "position_begin", b"position_begin", "positions", b"positions", "shape", b"shape", "size_bytes", b"size_bytes", "slabs", b"slabs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PayloadRun: _TypeAlias = PayloadRun  # noqa: Y015

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from shoal.common.v1 import kv_transport_pb2 as _kv_transport_pb2
 import builtins as _builtins
 import sys
@@ -19,6 +20,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Tier:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIER_UNSPECIFIED: _Tier.ValueType  # 0
+    """Not said."""
+    TIER_RAM: _Tier.ValueType  # 1
+    """This node's memory."""
+    TIER_SSD: _Tier.ValueType  # 2
+    """This node's disk."""
+    TIER_PEERS: _Tier.ValueType  # 3
+    """Other nodes of the mesh."""
+    TIER_REMOTE: _Tier.ValueType  # 4
+    """A store outside of the mesh."""
+
+class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
+    """Where payloads lie, nearest first."""
+
+TIER_UNSPECIFIED: Tier.ValueType  # 0
+"""Not said."""
+TIER_RAM: Tier.ValueType  # 1
+"""This node's memory."""
+TIER_SSD: Tier.ValueType  # 2
+"""This node's disk."""
+TIER_PEERS: Tier.ValueType  # 3
+"""Other nodes of the mesh."""
+TIER_REMOTE: Tier.ValueType  # 4
+"""A store outside of the mesh."""
+Global___Tier: _TypeAlias = Tier  # noqa: Y015
 
 @_typing.final
 class AcquireRequest(_message.Message):
@@ -36,6 +69,12 @@ class AcquireRequest(_message.Message):
     OFFER_FIELD_NUMBER: _builtins.int
     WANT_REPLAY_FIELD_NUMBER: _builtins.int
     BLOCKS_ONLY_FIELD_NUMBER: _builtins.int
+    TENANT_TAG_FIELD_NUMBER: _builtins.int
+    RELEASE_LEASE_IDS_FIELD_NUMBER: _builtins.int
+    POSITION_BEGIN_FIELD_NUMBER: _builtins.int
+    IS_FROM_PEER_FIELD_NUMBER: _builtins.int
+    RECOMPUTE_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    REPLAY_REACH_TOKENS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Chosen by the caller."""
     owner_id: _builtins.str
@@ -52,6 +91,16 @@ class AcquireRequest(_message.Message):
     """
     blocks_only: _builtins.bool
     """True: pin and offer blocks only below exactly max_hit_tokens, no snapshot wanted."""
+    tenant_tag: _builtins.bytes
+    """Owner of the blocks; what other tenants hold is absent."""
+    position_begin: _builtins.int
+    """First position of the first hash's block: a multiple of 128. Blocks before it are not asked for."""
+    is_from_peer: _builtins.bool
+    """Asked by another node: only this node's own tiers answer."""
+    recompute_tokens_per_s: _builtins.float
+    """How fast the caller computes what it does not get. A tier that would load its part slower is left out. 0: use every tier."""
+    replay_reach_tokens: _builtins.int
+    """Rows that a warm replay runs before the replayed position (E x W), for replay_cost_tokens."""
     @_builtins.property
     def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Chained hashes of the full blocks from position 0, 32 bytes each."""
@@ -63,6 +112,10 @@ class AcquireRequest(_message.Message):
     @_builtins.property
     def offer(self) -> _kv_transport_pb2.TransportOffer:
         """How the caller can pull."""
+
+    @_builtins.property
+    def release_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Leases of the same owner to end first, as Release does."""
 
     def __init__(
         self,
@@ -77,14 +130,62 @@ class AcquireRequest(_message.Message):
         offer: _kv_transport_pb2.TransportOffer | None = ...,
         want_replay: _builtins.bool = ...,
         blocks_only: _builtins.bool = ...,
+        tenant_tag: _builtins.bytes = ...,
+        release_lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        position_begin: _builtins.int = ...,
+        is_from_peer: _builtins.bool = ...,
+        recompute_tokens_per_s: _builtins.float = ...,
+        replay_reach_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "time_to_live", b"time_to_live"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "blocks_only", b"blocks_only", "kv_id", b"kv_id", "lease_id", b"lease_id", "max_hit_tokens", b"max_hit_tokens", "numerics_id", b"numerics_id", "offer", b"offer", "owner_id", b"owner_id", "time_to_live", b"time_to_live", "want_replay", b"want_replay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "blocks_only", b"blocks_only", "is_from_peer", b"is_from_peer", "kv_id", b"kv_id", "lease_id", b"lease_id", "max_hit_tokens", b"max_hit_tokens", "numerics_id", b"numerics_id", "offer", b"offer", "owner_id", b"owner_id", "position_begin", b"position_begin", "recompute_tokens_per_s", b"recompute_tokens_per_s", "release_lease_ids", b"release_lease_ids", "replay_reach_tokens", b"replay_reach_tokens", "tenant_tag", b"tenant_tag", "time_to_live", b"time_to_live", "want_replay", b"want_replay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AcquireRequest: _TypeAlias = AcquireRequest  # noqa: Y015
+
+@_typing.final
+class TierHit(_message.Message):
+    """What the tiers down to one have together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    REPLAY_TOKENS_FIELD_NUMBER: _builtins.int
+    LOAD_BYTES_FIELD_NUMBER: _builtins.int
+    LOAD_S_FIELD_NUMBER: _builtins.int
+    IS_USED_FIELD_NUMBER: _builtins.int
+    tier: Global___Tier.ValueType
+    """The deepest tier that counts here."""
+    hit_tokens: _builtins.int
+    """Positions usable with a snapshot."""
+    replay_tokens: _builtins.int
+    """Positions usable by warm replay; 0 unless greater than hit_tokens."""
+    load_bytes: _builtins.int
+    """Bytes to load into memory for it, beyond what the tiers above have."""
+    load_s: _builtins.float
+    """How long that should take, by what was measured lately."""
+    is_used: _builtins.bool
+    """This tier's part is in the answer."""
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        hit_tokens: _builtins.int = ...,
+        replay_tokens: _builtins.int = ...,
+        load_bytes: _builtins.int = ...,
+        load_s: _builtins.float = ...,
+        is_used: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hit_tokens", b"hit_tokens", "is_used", b"is_used", "load_bytes", b"load_bytes", "load_s", b"load_s", "replay_tokens", b"replay_tokens", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierHit: _TypeAlias = TierHit  # noqa: Y015
 
 @_typing.final
 class AcquireResponse(_message.Message):
@@ -97,12 +198,17 @@ class AcquireResponse(_message.Message):
     PRESENT_TOKENS_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
     PAYLOADS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    TIER_HITS_FIELD_NUMBER: _builtins.int
+    REPLAY_COST_TOKENS_FIELD_NUMBER: _builtins.int
     hit_tokens: _builtins.int
     """Positions usable now: blocks below it and the snapshot at it are pinned."""
     replay_tokens: _builtins.int
     """Positions usable by warm replay: blocks below it are pinned, the snapshot is missing. 0 unless greater than hit_tokens."""
     present_tokens: _builtins.int
     """Leading blocks present, whatever is usable: where a branch begins."""
+    replay_cost_tokens: _builtins.int
+    """Old rows that a warm replay at replay_tokens runs again."""
     @_builtins.property
     def grant(self) -> _kv_transport_pb2.TransportGrant:
         """How to pull."""
@@ -110,6 +216,14 @@ class AcquireResponse(_message.Message):
     @_builtins.property
     def payloads(self) -> _containers.RepeatedCompositeFieldContainer[_kv_transport_pb2.Payload]:
         """The blocks in position order, then the snapshot at hit_tokens if any."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[_kv_transport_pb2.PayloadRun]:
+        """Blocks in position order, then the snapshot at hit_tokens if any."""
+
+    @_builtins.property
+    def tier_hits(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierHit]:
+        """One entry per tier that this node has, nearest first."""
 
     def __init__(
         self,
@@ -119,10 +233,13 @@ class AcquireResponse(_message.Message):
         present_tokens: _builtins.int = ...,
         grant: _kv_transport_pb2.TransportGrant | None = ...,
         payloads: _abc.Iterable[_kv_transport_pb2.Payload] | None = ...,
+        runs: _abc.Iterable[_kv_transport_pb2.PayloadRun] | None = ...,
+        tier_hits: _abc.Iterable[Global___TierHit] | None = ...,
+        replay_cost_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "hit_tokens", b"hit_tokens", "payloads", b"payloads", "present_tokens", b"present_tokens", "replay_tokens", b"replay_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "hit_tokens", b"hit_tokens", "payloads", b"payloads", "present_tokens", b"present_tokens", "replay_cost_tokens", b"replay_cost_tokens", "replay_tokens", b"replay_tokens", "runs", b"runs", "tier_hits", b"tier_hits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,6 +335,8 @@ class PutBegin(_message.Message):
     TENANT_TAG_FIELD_NUMBER: _builtins.int
     PAYLOADS_FIELD_NUMBER: _builtins.int
     PARENT_HASHES_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    IS_FROM_PEER_FIELD_NUMBER: _builtins.int
     put_id: _builtins.str
     """Chosen by the caller."""
     owner_id: _builtins.str
@@ -228,6 +347,8 @@ class PutBegin(_message.Message):
     """Pair that computed them."""
     tenant_tag: _builtins.bytes
     """Owner, for flush and quotas."""
+    is_from_peer: _builtins.bool
+    """Sent on by another node: it stays here."""
     @_builtins.property
     def payloads(self) -> _containers.RepeatedCompositeFieldContainer[_kv_transport_pb2.Payload]:
         """Blocks and snapshots with block_hash set."""
@@ -235,6 +356,10 @@ class PutBegin(_message.Message):
     @_builtins.property
     def parent_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Hash of the parent of each payload's block; 32 bytes (the root for the first block), in the same order."""
+
+    @_builtins.property
+    def offer(self) -> _kv_transport_pb2.TransportOffer:
+        """How the writer can hand the bytes over. With shm the wanted payloads are written into the arena, and no data is sent."""
 
     def __init__(
         self,
@@ -246,10 +371,12 @@ class PutBegin(_message.Message):
         tenant_tag: _builtins.bytes = ...,
         payloads: _abc.Iterable[_kv_transport_pb2.Payload] | None = ...,
         parent_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+        offer: _kv_transport_pb2.TransportOffer | None = ...,
+        is_from_peer: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_id", b"kv_id", "numerics_id", b"numerics_id", "owner_id", b"owner_id", "parent_hashes", b"parent_hashes", "payloads", b"payloads", "put_id", b"put_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_from_peer", b"is_from_peer", "kv_id", b"kv_id", "numerics_id", b"numerics_id", "offer", b"offer", "owner_id", b"owner_id", "parent_hashes", b"parent_hashes", "payloads", b"payloads", "put_id", b"put_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,18 +468,30 @@ class PutWanted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PAYLOAD_IDS_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
+    SLABS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def payload_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Payloads to send."""
+
+    @_builtins.property
+    def grant(self) -> _kv_transport_pb2.TransportGrant:
+        """shm only: the arena to write into."""
+
+    @_builtins.property
+    def slabs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """shm only: slabs of the wanted payloads, as in PayloadRun."""
 
     def __init__(
         self,
         *,
         payload_ids: _abc.Iterable[_builtins.int] | None = ...,
+        grant: _kv_transport_pb2.TransportGrant | None = ...,
+        slabs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload_ids", b"payload_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "payload_ids", b"payload_ids", "slabs", b"slabs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,19 +564,23 @@ class FlushResponse(_message.Message):
 
     BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     SNAPSHOT_COUNT_FIELD_NUMBER: _builtins.int
+    REMOTE_COUNT_FIELD_NUMBER: _builtins.int
     block_count: _builtins.int
     """Blocks dropped."""
     snapshot_count: _builtins.int
     """Snapshots dropped."""
+    remote_count: _builtins.int
+    """Payloads dropped from the store outside of the mesh."""
     def __init__(
         self,
         *,
         block_count: _builtins.int = ...,
         snapshot_count: _builtins.int = ...,
+        remote_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "snapshot_count", b"snapshot_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "remote_count", b"remote_count", "snapshot_count", b"snapshot_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -625,6 +768,8 @@ class GetStatsResponse(_message.Message):
     HIT_TOKENS_FIELD_NUMBER: _builtins.int
     EVICTED_COUNT_FIELD_NUMBER: _builtins.int
     CORRUPT_COUNT_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     block_count: _builtins.int
     """Blocks held."""
     snapshot_count: _builtins.int
@@ -647,6 +792,12 @@ class GetStatsResponse(_message.Message):
     """Payloads evicted."""
     corrupt_count: _builtins.int
     """Payloads dropped for a bad checksum."""
+    node_id: _builtins.str
+    """Stable name of the node, by which it owns segments."""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierStats]:
+        """Each tier that this node has."""
+
     def __init__(
         self,
         *,
@@ -661,11 +812,226 @@ class GetStatsResponse(_message.Message):
         hit_tokens: _builtins.int = ...,
         evicted_count: _builtins.int = ...,
         corrupt_count: _builtins.int = ...,
+        tiers: _abc.Iterable[Global___TierStats] | None = ...,
+        node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire_count", b"acquire_count", "block_count", b"block_count", "capacity_bytes", b"capacity_bytes", "corrupt_count", b"corrupt_count", "evicted_count", b"evicted_count", "hit_count", b"hit_count", "hit_tokens", b"hit_tokens", "lease_count", b"lease_count", "queried_tokens", b"queried_tokens", "snapshot_count", b"snapshot_count", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire_count", b"acquire_count", "block_count", b"block_count", "capacity_bytes", b"capacity_bytes", "corrupt_count", b"corrupt_count", "evicted_count", b"evicted_count", "hit_count", b"hit_count", "hit_tokens", b"hit_tokens", "lease_count", b"lease_count", "node_id", b"node_id", "queried_tokens", b"queried_tokens", "snapshot_count", b"snapshot_count", "tiers", b"tiers", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
+
+@_typing.final
+class TierStats(_message.Message):
+    """One tier's counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_COUNT_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    FAILURE_COUNT_FIELD_NUMBER: _builtins.int
+    DROPPED_COUNT_FIELD_NUMBER: _builtins.int
+    FAILING_REASON_FIELD_NUMBER: _builtins.int
+    tier: Global___Tier.ValueType
+    """Which."""
+    block_count: _builtins.int
+    """Blocks held."""
+    snapshot_count: _builtins.int
+    """Snapshots held."""
+    used_bytes: _builtins.int
+    """Bytes held."""
+    capacity_bytes: _builtins.int
+    """Bytes that can be held; 0: not known here."""
+    read_bytes: _builtins.int
+    """Bytes read from it since the start."""
+    written_bytes: _builtins.int
+    """Bytes written to it since the start."""
+    failure_count: _builtins.int
+    """Reads and writes that failed since the start."""
+    dropped_count: _builtins.int
+    """Payloads that it would not take, the queue to it being full."""
+    failing_reason: _builtins.str
+    """Reason of the last failure; empty when it works."""
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        block_count: _builtins.int = ...,
+        snapshot_count: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        capacity_bytes: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        failure_count: _builtins.int = ...,
+        dropped_count: _builtins.int = ...,
+        failing_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "capacity_bytes", b"capacity_bytes", "dropped_count", b"dropped_count", "failing_reason", b"failing_reason", "failure_count", b"failure_count", "read_bytes", b"read_bytes", "snapshot_count", b"snapshot_count", "tier", b"tier", "used_bytes", b"used_bytes", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierStats: _TypeAlias = TierStats  # noqa: Y015
+
+@_typing.final
+class ListGroupsRequest(_message.Message):
+    """Asks for the groups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_ID_FIELD_NUMBER: _builtins.int
+    TENANT_TAG_FIELD_NUMBER: _builtins.int
+    kv_id: _builtins.str
+    """Only these, if set."""
+    tenant_tag: _builtins.bytes
+    """Only this tenant, if set."""
+    def __init__(
+        self,
+        *,
+        kv_id: _builtins.str | None = ...,
+        tenant_tag: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id", "_tenant_tag", b"_tenant_tag", "kv_id", b"kv_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id", "_tenant_tag", b"_tenant_tag", "kv_id", b"kv_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__kv_id: _TypeAlias = _typing.Literal["kv_id"]  # noqa: Y015
+    _WhichOneofArgType__kv_id: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id"]  # noqa: Y015
+    _WhichOneofReturnType__tenant_tag: _TypeAlias = _typing.Literal["tenant_tag"]  # noqa: Y015
+    _WhichOneofArgType__tenant_tag: _TypeAlias = _typing.Literal["_tenant_tag", b"_tenant_tag"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_id) -> _WhichOneofReturnType__kv_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_tag) -> _WhichOneofReturnType__tenant_tag | None: ...
+
+Global___ListGroupsRequest: _TypeAlias = ListGroupsRequest  # noqa: Y015
+
+@_typing.final
+class Group(_message.Message):
+    """Everything of one model, numerics and tenant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_ID_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    TENANT_TAG_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    kv_id: _builtins.str
+    """Layout and weights."""
+    numerics_id: _builtins.str
+    """Pair that computed it."""
+    tenant_tag: _builtins.bytes
+    """Owner."""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierStats]:
+        """What the tiers hold."""
+
+    def __init__(
+        self,
+        *,
+        kv_id: _builtins.str = ...,
+        numerics_id: _builtins.str = ...,
+        tenant_tag: _builtins.bytes = ...,
+        tiers: _abc.Iterable[Global___TierStats] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_id", b"kv_id", "numerics_id", b"numerics_id", "tenant_tag", b"tenant_tag", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Group: _TypeAlias = Group  # noqa: Y015
+
+@_typing.final
+class ListGroupsResponse(_message.Message):
+    """The groups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]:
+        """In no order."""
+
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___Group] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGroupsResponse: _TypeAlias = ListGroupsResponse  # noqa: Y015
+
+@_typing.final
+class VerifyRequest(_message.Message):
+    """What to check."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedScalarFieldContainer[Global___Tier.ValueType]:
+        """Tiers; none: all of this node's own."""
+
+    def __init__(
+        self,
+        *,
+        tiers: _abc.Iterable[Global___Tier.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
+
+@_typing.final
+class VerifyResponse(_message.Message):
+    """How far it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    CHECKED_COUNT_FIELD_NUMBER: _builtins.int
+    DAMAGED_COUNT_FIELD_NUMBER: _builtins.int
+    CHECKED_BYTES_FIELD_NUMBER: _builtins.int
+    IS_DONE_FIELD_NUMBER: _builtins.int
+    tier: Global___Tier.ValueType
+    """Tier being read."""
+    checked_count: _builtins.int
+    """Payloads read so far."""
+    damaged_count: _builtins.int
+    """Of these, damaged and dropped."""
+    checked_bytes: _builtins.int
+    """Bytes read so far."""
+    is_done: _builtins.bool
+    """The last message: everything is read."""
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        checked_count: _builtins.int = ...,
+        damaged_count: _builtins.int = ...,
+        checked_bytes: _builtins.int = ...,
+        is_done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_bytes", b"checked_bytes", "checked_count", b"checked_count", "damaged_count", b"damaged_count", "is_done", b"is_done", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015

@@ -70,6 +70,16 @@ class KvCacheServiceStub:
                 request_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/shoal.kv_cache.v1.KvCacheService/ListGroups',
+                request_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListGroupsResponse.FromString,
+                _registered_method=True)
+        self.Verify = channel.unary_stream(
+                '/shoal.kv_cache.v1.KvCacheService/Verify',
+                request_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.VerifyResponse.FromString,
+                _registered_method=True)
 
 
 class KvCacheServiceServicer:
@@ -136,6 +146,20 @@ class KvCacheServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListGroups(self, request, context):
+        """What is held, summed by model, numerics and tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """Reads everything that a tier holds, checks it and drops what is damaged; answers as it goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvCacheServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -173,6 +197,16 @@ def add_KvCacheServiceServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.GetStatsRequest.FromString,
                     response_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListGroupsRequest.FromString,
+                    response_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListGroupsResponse.SerializeToString,
+            ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.VerifyRequest.FromString,
+                    response_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.VerifyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -365,6 +399,60 @@ class KvCacheService:
             '/shoal.kv_cache.v1.KvCacheService/GetStats',
             shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.GetStatsRequest.SerializeToString,
             shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.kv_cache.v1.KvCacheService/ListGroups',
+            shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListGroupsRequest.SerializeToString,
+            shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.kv_cache.v1.KvCacheService/Verify',
+            shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.VerifyRequest.SerializeToString,
+            shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.VerifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,10 @@ class KvCacheServiceStub:
     """
     GetStats: _grpc.UnaryUnaryMultiCallable[_kv_cache_service_pb2.GetStatsRequest, _kv_cache_service_pb2.GetStatsResponse]
     """Counts."""
+    ListGroups: _grpc.UnaryUnaryMultiCallable[_kv_cache_service_pb2.ListGroupsRequest, _kv_cache_service_pb2.ListGroupsResponse]
+    """What is held, summed by model, numerics and tenant."""
+    Verify: _grpc.UnaryStreamMultiCallable[_kv_cache_service_pb2.VerifyRequest, _kv_cache_service_pb2.VerifyResponse]
+    """Reads everything that a tier holds, checks it and drops what is damaged; answers as it goes on."""
 
 @_typing.type_check_only
 class KvCacheServiceAsyncStub(KvCacheServiceStub):
@@ -95,6 +99,10 @@ class KvCacheServiceAsyncStub(KvCacheServiceStub):
     """
     GetStats: _aio.UnaryUnaryMultiCallable[_kv_cache_service_pb2.GetStatsRequest, _kv_cache_service_pb2.GetStatsResponse]  # type: ignore[assignment]
     """Counts."""
+    ListGroups: _aio.UnaryUnaryMultiCallable[_kv_cache_service_pb2.ListGroupsRequest, _kv_cache_service_pb2.ListGroupsResponse]  # type: ignore[assignment]
+    """What is held, summed by model, numerics and tenant."""
+    Verify: _aio.UnaryStreamMultiCallable[_kv_cache_service_pb2.VerifyRequest, _kv_cache_service_pb2.VerifyResponse]  # type: ignore[assignment]
+    """Reads everything that a tier holds, checks it and drops what is damaged; answers as it goes on."""
 
 class KvCacheServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps blocks and snapshots, and finds the longest usable prefix."""
@@ -168,5 +176,21 @@ class KvCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kv_cache_service_pb2.GetStatsResponse, _abc.Awaitable[_kv_cache_service_pb2.GetStatsResponse]]:
         """Counts."""
+
+    @_abc_1.abstractmethod
+    def ListGroups(
+        self,
+        request: _kv_cache_service_pb2.ListGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_cache_service_pb2.ListGroupsResponse, _abc.Awaitable[_kv_cache_service_pb2.ListGroupsResponse]]:
+        """What is held, summed by model, numerics and tenant."""
+
+    @_abc_1.abstractmethod
+    def Verify(
+        self,
+        request: _kv_cache_service_pb2.VerifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_kv_cache_service_pb2.VerifyResponse], _abc.AsyncIterator[_kv_cache_service_pb2.VerifyResponse]]:
+        """Reads everything that a tier holds, checks it and drops what is damaged; answers as it goes on."""
 
 def add_KvCacheServiceServicer_to_server(servicer: KvCacheServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
