@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +54,7 @@ def test_a_reach_counts_what_its_tiers_hold_without_a_gap(found: Found, wish: Wi
 @given(FOUND, WISHES)
 def test_a_deeper_tier_never_takes_anything_away(found: Found, wish: Wish) -> None:
     found_reaches = reaches(found, wish)
-    for nearer, deeper in zip(found_reaches, found_reaches[1:], strict=False):
+    for nearer, deeper in itertools.pairwise(found_reaches):
         assert deeper.present_blocks >= nearer.present_blocks
         assert deeper.hit_blocks >= nearer.hit_blocks
         assert deeper.pinned_blocks(wish) >= nearer.pinned_blocks(wish)

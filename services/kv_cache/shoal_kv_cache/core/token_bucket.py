@@ -6,8 +6,9 @@ from __future__ import annotations
 class TokenBucket:
     """Says how long to wait before bytes may move; the clock is the caller's.
 
-    Invariant: if every caller waits as told, at most b + bytes_per_s * t bytes begin to move in any t seconds, where b is
-    the burst or, if larger, the largest piece: that one goes when the bucket is full, and those after it wait off its debt.
+    Invariant: if every caller waits as told, at most b + bytes_per_s * t bytes begin to move in any t seconds, where b
+    is the burst or, if larger, the largest piece: that one goes when the bucket is full, and those after it wait off
+    its debt.
     """
 
     def __init__(self, bytes_per_s: float, *, burst_bytes: float, now_s: float) -> None:
