@@ -48,7 +48,7 @@ class KvPuller:
             return []
         view = self._view(grant)
         if view is not None:
-            pulled = [view.load(payload.arena_offset, payload.size_bytes) for payload in payloads]
+            pulled = [_copy(view, payload) for payload in payloads]
         else:
             pulled = await self._pull_by_grpc(grant, payloads, channel, timeout_s)
         for payload, data in zip(payloads, pulled, strict=True):
@@ -101,3 +101,7 @@ class KvPuller:
                     payload_id=payload_id,
                 )
         return [bytes(buffers[payload.payload_id]) for payload in payloads]
+
+
+def _copy(view: ArenaView, payload: pb.Payload) -> bytes:
+    return bytes(view.memory[payload.arena_offset : payload.arena_offset + payload.size_bytes])

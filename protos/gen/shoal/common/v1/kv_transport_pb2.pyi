@@ -212,7 +212,7 @@ class TransportGrant(_message.Message):
     address: _builtins.str
     """host:port of the holder's KvTransportService; grpc only. Empty: the peer of this call."""
     stream_address: _builtins.str
-    """host:port of the holder's byte stream; tcp only."""
+    """host:port of the holder's byte stream, whatever the kind; an empty host is the one of this call. Empty: none is served."""
     slab_bytes: _builtins.int
     """Size of the arena's slabs and where the first begins; an arena that is not cut into slabs has 0."""
     first_slab_offset: _builtins.int
