@@ -6,16 +6,18 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
-from shoal.kv_cache.v1.kv_cache_service_pb2_grpc import KvCacheServiceAsyncStub
 from shoal_common.identity import HASH_BYTES, tenant_tag
 
 from shoal_cli import kv_tables, stack_state
 from shoal_cli.errors import CliError
 from shoal_cli.kv_nodes import Answer, ask_all, live_nodes
 from shoal_cli.stack_args import add_mesh_flags, environment, mesh_of, run_dir_of
+
+if TYPE_CHECKING:
+    from shoal.kv_cache.v1.kv_cache_service_pb2_grpc import KvCacheServiceAsyncStub
 
 # argparse names no public type for it, and this one cannot be subscripted at run time.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

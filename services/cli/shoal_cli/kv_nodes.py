@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import grpc
-from shoal.kv_cache.v1.kv_cache_service_pb2_grpc import KvCacheServiceAsyncStub, KvCacheServiceStub
+from shoal.kv_cache.v1.kv_cache_service_pb2_grpc import KvCacheServiceStub
 from shoal_common.rpc import Channels, from_rpc_error
 
 from shoal_cli.errors import CliError
 from shoal_cli.status import observe
+
+if TYPE_CHECKING:
+    # Only the stubs for type checkers tell the asynchronous one apart.
+    from shoal.kv_cache.v1.kv_cache_service_pb2_grpc import KvCacheServiceAsyncStub
 
 ROLE = "kv_cache"
 

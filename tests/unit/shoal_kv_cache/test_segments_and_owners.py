@@ -7,8 +7,9 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from shoal_kv_cache.core.entries import SEGMENT_BLOCKS
 from shoal_kv_cache.core.rendezvous import Ring
-from shoal_kv_cache.core.segments import SEGMENT_BLOCKS, is_first_of_segment, segments_of
+from shoal_kv_cache.core.segments import is_first_of_segment, segments_of
 
 
 def hash_of(number: int) -> bytes:

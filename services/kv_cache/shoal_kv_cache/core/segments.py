@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SEGMENT_BLOCKS = 64
-"""Blocks of a segment; its first block's hash names it."""
+from shoal_kv_cache.core.entries import SEGMENT_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
