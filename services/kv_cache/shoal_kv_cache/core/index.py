@@ -1,159 +1,238 @@
-"""The index of what is held."""
+"""The index of what one node holds, over its memory and its disk."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from shoal_kv_cache.core.changes import Changes
-from shoal_kv_cache.core.entries import BLOCK_TOKENS, Entry, Key, Kind
-from shoal_kv_cache.core.eviction import LeastRecentlyUsed
+from shoal_kv_cache.core.entries import Entry, Form, Group, Key
+from shoal_kv_cache.core.found import Found, FoundSnapshot
 from shoal_kv_cache.core.leases import Lease, Leases
+from shoal_kv_cache.core.quotas import Quotas
+
+
+class Outcome(Enum):
+    """What became of an entry that was to be stored.
+
+    STORED    visible now
+    PRESENT   was visible; the new copy in memory was taken where there was none, otherwise its slab is among the freed
+    ORPHAN    its parent is missing (for a snapshot, its block): not kept
+    FOREIGN   another group has this hash: not kept, and told to the writer as stored
+    REFUSED   another form than its group's blocks, or a place in the chain that its parent contradicts: not kept
+    """
+
+    STORED = "stored"
+    PRESENT = "present"
+    ORPHAN = "orphan"
+    FOREIGN = "foreign"
+    REFUSED = "refused"
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the writer is told that it was stored."""
+        return self in (Outcome.STORED, Outcome.FOREIGN)
 
 
 @dataclass(frozen=True, slots=True)
-class Acquisition:
-    """What a chain has here: see AcquireResponse."""
+class Held:
+    """An entry and its copies; None where there is no such copy."""
 
-    hit_tokens: int
-    replay_tokens: int
-    present_tokens: int
-    entries: tuple[Entry, ...]
+    entry: Entry
+    slab: int | None
+    location: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a tier holds of a group, or of all."""
+
+    block_count: int = 0
+    snapshot_count: int = 0
+    used_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What one step of a flush dropped."""
+
+    block_count: int
+    snapshot_count: int
 
 
 class Index:
-    """Visible entries, and those that are dropped but still pinned.
+    """Which entries are visible, where their copies lie, what is pinned and what goes next.
 
-    Invariants: a visible entry's location is held by nobody else; a dropped entry keeps its location until its last pin
-    is gone; the number of visible entries that stand on a block is counted.
+    Invariants: a visible block that is not first in its segment of 64 has a visible parent; a snapshot is visible only
+    with its block; visible = a copy in memory or on disk; a slab or location is given out in `Changes` exactly once,
+    and a slab only when no lease that was open when its entry went is open still.
+
+    What the caller does, on one event loop:
+    * settles `Changes` before its next await: slabs back to the arena, `freed_ssd` to the SSD tier, keys to the events;
+    * looks up and pins in one go: `find`, decide by `Found.usable`, `pin`, and only then awaits loads. After the awaits
+      it hands new copies over by `set_slab` and looks up again for its answer; entries may have been dropped meanwhile;
+    * makes room first (`evict_ram`, as often as it returns something) and stores then; `store` never evicts;
+    * owns the bytes: the index does not know whether a slab's content is right, nor how many slabs are chained to it;
+    * serialises a flush against puts that began before it (flush epoch): `store` takes what it is given.
     """
 
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: Leases, *, max_entries: int, quotas: Quotas | None = None, seed: int = 0) -> None:
+        """max_entries: entries at most, over memory and disk; tables of about 90 bytes each are laid out for it.
+
+        Memory is touched as entries come. seed: of the sampling of candidates for eviction.
+        """
         self.leases = leases
-        self._visible: dict[Key, Entry] = {}
-        self._dropped: dict[Key, list[Entry]] = {}
-        self._children: Counter[bytes] = Counter()
-        self._recency = LeastRecentlyUsed()
+        raise NotImplementedError
 
     def __len__(self) -> int:
-        return len(self._visible)
+        """Visible entries."""
+        raise NotImplementedError
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._visible
+        """Whether any group has it."""
+        raise NotImplementedError
 
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._visible.values())
+    @property
+    def free_entries(self) -> int:
+        """How many more can be stored before something must be evicted for the table's sake."""
+        raise NotImplementedError
 
-    def store(self, entries: Iterable[Entry], changes: Changes) -> int:
-        """Makes entries visible and returns how many; a duplicate of a visible one gives its location back."""
-        stored_count = 0
-        for entry in entries:
-            if entry.key in self._visible:
-                changes.freed.append(entry)
-                continue
-            self._visible[entry.key] = entry
-            self._children[entry.parent_hash] += 1
-            self._recency.touch(entry.key)
-            changes.stored.append(entry.key)
-            stored_count += 1
-        return stored_count
+    # Looking up
 
-    def acquire(
+    def depth(self, group: Group, hashes: Sequence[bytes], first_index: int = 0) -> int:
+        """Leading visible blocks of a chain whose first hash is of block `first_index`. Touches nothing."""
+        raise NotImplementedError
+
+    def find(self, group: Group, hashes: Sequence[bytes], first_index: int = 0) -> Found:
+        """The same with every copy and every snapshot on the path. Touches nothing."""
+        raise NotImplementedError
+
+    def get(self, group: Group, key: Key) -> Held | None:
+        """One visible entry."""
+        raise NotImplementedError
+
+    def missing(self, group: Group, keys: Sequence[Key]) -> list[bool]:
+        """Which of these a put should send: not visible in this group, whatever other groups have."""
+        raise NotImplementedError
+
+    # Pinning
+
+    def pin(
         self,
-        lease: Callable[[tuple[Key, ...]], Lease],
-        hashes: Sequence[bytes],
+        lease_id: str,
+        owner_id: str,
+        ends_at_s: float,
+        found: Found,
         *,
-        kv_id: str,
-        numerics_id: str,
-        max_hit_tokens: int,
-        want_replay: bool,
-        blocks_only: bool,
-    ) -> Acquisition:
-        """The longest usable prefix of a chain, pinned. `lease` makes the lease from the keys to pin.
+        block_count: int,
+        snapshot: FoundSnapshot | None = None,
+    ) -> Lease:
+        """Keeps the first `block_count` blocks of `found` and a snapshot where they are; counts as their use.
 
-        With `blocks_only` the blocks below max_hit_tokens are pinned as far as they are present, snapshots aside.
-        Raises TooManyLeases, then nothing is pinned.
+        Call it right after `find`. Raises TooManyLeases, then pins nothing.
         """
-        self.leases.check_room()
-        blocks = self._leading_blocks(hashes, kv_id, numerics_id)
-        usable = min(len(blocks), max_hit_tokens // BLOCK_TOKENS)
-        snapshot = None if blocks_only else self._last_snapshot(hashes[:usable])
-        hit_tokens = snapshot.position_end if snapshot is not None else 0
-        replay_tokens = usable * BLOCK_TOKENS
-        pinned = replay_tokens if want_replay or blocks_only else hit_tokens
-        entries = blocks[: pinned // BLOCK_TOKENS] + ([snapshot] if snapshot is not None else [])
-        keys = tuple(entry.key for entry in entries)
-        if keys:
-            self.leases.open(lease(keys))
-        # Parents last, so that they outlive what stands on them.
-        for key in reversed(keys):
-            self._recency.touch(key)
-        return Acquisition(
-            hit_tokens=replay_tokens if blocks_only else hit_tokens,
-            replay_tokens=replay_tokens if want_replay and replay_tokens > hit_tokens else 0,
-            present_tokens=len(blocks) * BLOCK_TOKENS,
-            entries=tuple(entries),
-        )
+        raise NotImplementedError
 
-    def release(self, lease_id: str, changes: Changes) -> None:
+    def release(self, lease_id: str, changes: Changes) -> bool:
         """Ends a lease, if it is open."""
-        lease = self.leases.release(lease_id)
-        if lease is not None:
-            self._free_unpinned(lease.keys, changes)
+        raise NotImplementedError
 
     def expire(self, now_s: float, changes: Changes) -> list[str]:
         """Ends every lease whose time is over; returns their ids."""
-        return self._ended(self.leases.expire(now_s), changes)
+        raise NotImplementedError
 
     def release_owner(self, owner_id: str, changes: Changes) -> list[str]:
         """Ends every lease of a dead instance; returns their ids."""
-        return self._ended(self.leases.release_owner(owner_id), changes)
+        raise NotImplementedError
 
-    def drop(self, key: Key, changes: Changes) -> bool:
-        """Makes an entry invisible at once; its location is freed when nobody pins it any more."""
-        entry = self._visible.pop(key, None)
-        if entry is None:
-            return False
-        self._children[entry.parent_hash] -= 1
-        if not self._children[entry.parent_hash]:
-            del self._children[entry.parent_hash]
-        self._recency.forget(key)
-        changes.removed.append(key)
-        if self.leases.is_pinned(key):
-            self._dropped.setdefault(key, []).append(entry)
-        else:
-            changes.freed.append(entry)
-        return True
+    # Storing
 
-    def evict(self, changes: Changes) -> bool:
-        """Drops the entry that can best be missed; False when all are pinned or stood on by a pinned one."""
-        key = self._recency.next(self._can_go)
-        return key is not None and self.drop(key, changes)
+    def store(self, entries: Sequence[Entry], slabs: Sequence[int], changes: Changes) -> list[Outcome]:
+        """Makes entries of one put visible, each with its first slab; in any order, all of one group.
 
-    def _can_go(self, key: Key) -> bool:
-        stands_alone = key.kind is Kind.SNAPSHOT or not self._children[key.block_hash]
-        return stands_alone and not self.leases.is_pinned(key)
+        A slab that is not taken is among the freed. Raises IndexFull before anything is stored if the table is full.
+        """
+        raise NotImplementedError
 
-    def _leading_blocks(self, hashes: Sequence[bytes], kv_id: str, numerics_id: str) -> list[Entry]:
-        blocks = []
-        for block_hash in hashes:
-            entry = self._visible.get(Key(Kind.BLOCK, block_hash))
-            if entry is None or entry.kv_id != kv_id or entry.numerics_id != numerics_id:
-                break
-            blocks.append(entry)
-        return blocks
+    def recover(self, records: Iterable[tuple[Entry, int]], changes: Changes) -> int:
+        """Takes what the disk has, with locations, when the node starts; returns how many are visible now.
 
-    def _last_snapshot(self, hashes: Sequence[bytes]) -> Entry | None:
-        found = (self._visible.get(Key(Kind.SNAPSHOT, block_hash)) for block_hash in reversed(hashes))
-        return next((entry for entry in found if entry is not None), None)
+        What comes before its parent waits for it to the end; what is an orphan then, or present, is among `freed_ssd`.
+        """
+        raise NotImplementedError
 
-    def _ended(self, leases: Sequence[Lease], changes: Changes) -> list[str]:
-        for lease in leases:
-            self._free_unpinned(lease.keys, changes)
-        return [lease.lease_id for lease in leases]
+    # Copies
 
-    def _free_unpinned(self, keys: Iterable[Key], changes: Changes) -> None:
-        for key in keys:
-            if key in self._dropped and not self.leases.is_pinned(key):
-                changes.freed.extend(self._dropped.pop(key))
+    def set_slab(self, entry: Entry, slab: int, changes: Changes) -> bool:
+        """Takes a copy in memory of a visible entry. False, and the slab freed, if it is gone, other, or has one."""
+        raise NotImplementedError
+
+    def set_location(self, entry: Entry, location: int, changes: Changes) -> bool:
+        """Takes a copy on disk of a visible entry. False, and the location freed, if it is gone, other, or has one."""
+        raise NotImplementedError
+
+    def move(self, key: Key, old_location: int, new_location: int) -> bool:
+        """The copy on disk lies elsewhere now (compaction). False if `old_location` counts no more: remove the new one."""
+        raise NotImplementedError
+
+    def lose_slab(self, key: Key, slab: int, changes: Changes) -> bool:
+        """The copy in memory is damaged. With none on disk the entry is dropped, as by `drop`. False if it has moved on."""
+        raise NotImplementedError
+
+    def lose_location(self, key: Key, location: int, changes: Changes) -> bool:
+        """The copy on disk is damaged. With none in memory the entry is dropped, as by `drop`. False if it has moved on."""
+        raise NotImplementedError
+
+    # Going
+
+    def drop(self, key: Key, changes: Changes) -> int:
+        """Makes an entry and all that stands on it in its segment invisible at once, pinned or not; returns how many."""
+        raise NotImplementedError
+
+    def flush(
+        self, changes: Changes, *, kv_id: str | None = None, tenant_tag: bytes | None = None, step_entries: int = 4096
+    ) -> Iterator[Flushed]:
+        """Drops every entry of the groups that match, in steps; settle `changes` and let others run after each.
+
+        Complete when it ends, for what was visible when it began; `None` matches all.
+        """
+        raise NotImplementedError
+
+    def evict_ram(self, size_bytes: int, changes: Changes, *, tenant_tag: bytes | None = None) -> int:
+        """Lets copies in memory go that can best be missed, until their payloads sum up to `size_bytes`.
+
+        Leaves before parents. An entry with a copy on disk stays visible; one without is removed. Tenants over their
+        quota lose theirs first; `tenant_tag` is the one that room is made for. Returns the bytes; less than asked: the
+        rest is pinned.
+        """
+        raise NotImplementedError
+
+    def evict_ssd(self, size_bytes: int, changes: Changes, *, tenant_tag: bytes | None = None) -> int:
+        """The same for copies on disk; an entry with a copy in memory stays visible."""
+        raise NotImplementedError
+
+    # Listing
+
+    def page(self, cursor: int, limit: int, *, group: Group | None = None) -> tuple[list[Held], int | None]:
+        """Some visible entries from `cursor` on (0 at first) and where to go on; None at the end.
+
+        An entry that is visible throughout is in exactly one page, whatever happens between pages.
+        """
+        raise NotImplementedError
+
+    def hash_page(self, cursor: int, limit: int) -> tuple[list[bytes], list[bytes], int | None]:
+        """The same as hashes of blocks and of snapshots: what ListHeld sends."""
+        raise NotImplementedError
+
+    def groups(self) -> dict[Group, tuple[Usage, Usage]]:
+        """What memory and disk hold of every group that has something."""
+        raise NotImplementedError
+
+    def usage(self) -> tuple[Usage, Usage]:
+        """What memory and disk hold of all."""
+        raise NotImplementedError
+
+    def block_form(self, group: Group) -> Form | None:
+        """The form that all blocks of the group have, once one was stored."""
+        raise NotImplementedError
