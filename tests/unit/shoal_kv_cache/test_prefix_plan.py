@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal_kv_cache.core.load_rate import LoadRate
-from shoal_kv_cache.core.prefix_plan import Found, Level, Reach, Wish, choose, reaches_of
+from shoal_kv_cache.core.prefix_plan import Whereabouts, Level, Reach, Wish, choose, reaches_of
 
 LEVELS = [Level.RAM, Level.SSD, Level.PEERS, Level.REMOTE]
 BLOCK, SNAPSHOT = 10, 100
@@ -18,13 +18,13 @@ def rates() -> dict[Level, LoadRate]:
     return {level: LoadRate(bytes_per_s=10.0 ** (5 - level), latency_s=0.01) for level in LEVELS}
 
 
-def reaches(found: Found, wish: Wish) -> list[Reach]:
+def reaches(found: Whereabouts, wish: Wish) -> list[Reach]:
     return reaches_of(found, wish, levels=LEVELS, block_bytes=BLOCK, snapshot_bytes=SNAPSHOT, rates=rates())
 
 
 FOUND = st.lists(st.sampled_from(list(Level)), max_size=12).flatmap(
     lambda levels: st.builds(
-        Found,
+        Whereabouts,
         levels=st.just(bytes(levels)),
         snapshots=st.dictionaries(st.integers(0, 11), st.sampled_from(LEVELS), max_size=4),
     )
@@ -39,7 +39,7 @@ WISHES = st.builds(
 
 
 @given(FOUND, WISHES)
-def test_a_reach_counts_what_its_tiers_hold_without_a_gap(found: Found, wish: Wish) -> None:
+def test_a_reach_counts_what_its_tiers_hold_without_a_gap(found: Whereabouts, wish: Wish) -> None:
     for one in reaches(found, wish):
         present = 0
         while present < len(found.levels) and Level.RAM <= found.levels[present] <= one.level:
@@ -52,7 +52,7 @@ def test_a_reach_counts_what_its_tiers_hold_without_a_gap(found: Found, wish: Wi
 
 
 @given(FOUND, WISHES)
-def test_a_deeper_tier_never_takes_anything_away(found: Found, wish: Wish) -> None:
+def test_a_deeper_tier_never_takes_anything_away(found: Whereabouts, wish: Wish) -> None:
     found_reaches = reaches(found, wish)
     for nearer, deeper in itertools.pairwise(found_reaches):
         assert deeper.present_blocks >= nearer.present_blocks
@@ -61,7 +61,7 @@ def test_a_deeper_tier_never_takes_anything_away(found: Found, wish: Wish) -> No
 
 
 def test_only_bytes_that_are_not_in_memory_are_loaded() -> None:
-    found = Found(levels=bytes([1, 2, 1, 2, 2]), snapshots={1: Level.RAM, 3: Level.SSD})
+    found = Whereabouts(levels=bytes([1, 2, 1, 2, 2]), snapshots={1: Level.RAM, 3: Level.SSD})
     ram, ssd, _, _ = reaches(found, Wish(max_blocks=5, want_replay=False, blocks_only=False))
     assert (ram.hit_blocks, ram.load_bytes) == (0, 0)
     assert (ssd.hit_blocks, ssd.load_bytes) == (4, 2 * BLOCK + SNAPSHOT)
@@ -69,7 +69,7 @@ def test_only_bytes_that_are_not_in_memory_are_loaded() -> None:
 
 @given(FOUND, WISHES, st.sampled_from([0.0, 1.0, 1e3, 1e9]), st.sampled_from([0.0, 0.05, 1e9]))
 def test_the_choice_is_in_time_and_costs_no_more_than_any_other(
-    found: Found, wish: Wish, tokens_per_s: float, budget_s: float
+    found: Whereabouts, wish: Wish, tokens_per_s: float, budget_s: float
 ) -> None:
     options = reaches(found, wish)
     chosen = choose(options, wish, recompute_tokens_per_s=tokens_per_s, budget_s=budget_s)
@@ -86,12 +86,12 @@ def test_the_choice_is_in_time_and_costs_no_more_than_any_other(
 
 @pytest.mark.parametrize(("tokens_per_s", "level"), [(0.0, Level.SSD), (100.0, Level.SSD), (1e6, Level.RAM)])
 def test_a_tier_that_loads_slower_than_computing_is_left_out(tokens_per_s: float, level: Level) -> None:
-    found = Found(levels=bytes([1, 1, 2, 2]), snapshots={1: Level.RAM, 3: Level.SSD})
+    found = Whereabouts(levels=bytes([1, 1, 2, 2]), snapshots={1: Level.RAM, 3: Level.SSD})
     wish = Wish(max_blocks=4, want_replay=False, blocks_only=False)
     assert choose(reaches(found, wish), wish, recompute_tokens_per_s=tokens_per_s, budget_s=60.0).level is level
 
 
 def test_replay_that_saves_nothing_loads_nothing_from_slow_tiers() -> None:
-    found = Found(levels=bytes([1, 2, 2]), snapshots={0: Level.RAM})
+    found = Whereabouts(levels=bytes([1, 2, 2]), snapshots={0: Level.RAM})
     wish = Wish(max_blocks=3, want_replay=True, blocks_only=False, replay_reach_tokens=10_000)
     assert choose(reaches(found, wish), wish, recompute_tokens_per_s=1000.0, budget_s=60.0).level is Level.RAM

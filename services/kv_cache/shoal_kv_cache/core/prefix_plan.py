@@ -32,7 +32,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Whereabouts:
     """Where the blocks of a chain and the snapshots at their ends lie.
 
     levels      one Level per block, from position 0
@@ -65,7 +65,7 @@ class Reach:
 
 
 def reaches_of(
-    found: Found,
+    found: Whereabouts,
     wish: Wish,
     *,
     levels: Sequence[Level],
@@ -97,7 +97,7 @@ def choose(reaches: Sequence[Reach], wish: Wish, *, recompute_tokens_per_s: floa
 
 
 def _reach(
-    found: Found,
+    found: Whereabouts,
     wish: Wish,
     level: Level,
     block_bytes: int,
