@@ -9,12 +9,15 @@ from urllib.parse import urlsplit
 
 from shoal_common.settings import without_credentials
 
-REMOTE_SCHEMES = ("redis", "rediss", "unix", "dir", "mooncake")
+from shoal_kv_cache.core.quotas import Quotas
+
+REMOTE_SCHEMES = ("redis", "rediss", "redis+cluster", "unix", "file", "mooncake")
 _NODE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_POSITIVE = ("ram_bytes", "max_leases", "max_puts", "max_loads", "ssd_threads")
+_POSITIVE = ("ram_bytes", "max_leases", "max_puts", "max_loads", "max_entries", "ssd_threads")
 _NOT_NEGATIVE = (
     "slab_bytes",
-    "tenant_quota_bytes",
+    "tenant_ram_bytes",
+    "tenant_ssd_bytes",
     "ssd_bytes",
     "ssd_write_bytes_per_s",
     "ssd_read_bytes_per_s",
@@ -45,7 +48,10 @@ class KvCacheConfig:
     put_timeout_s             a put that takes longer is dropped
     max_loads                 acquires at most that load from slower tiers at a time; others use memory alone
     load_timeout_s            longest time that an acquire may spend on loading from slower tiers
-    tenant_quota_bytes        payload bytes in memory of one tenant before its own are evicted first; 0: no quota
+    max_entries               blocks and snapshots at most, over memory and disk; tables of 90 bytes each are laid out
+    tenant_ram_bytes          bytes in memory of one tenant above which its own are evicted first; 0: no quota
+    tenant_ssd_bytes          the same on disk
+    tenant_quotas             exceptions from these two: TAG=RAM_BYTES:SSD_BYTES, the tag in hex, commas between
     copies                    owners of a segment, 1 or 2
     peer_timeout_s            longest wait for another node
     peer_bytes_per_s          limit on what is sent on to other nodes; 0: none
@@ -56,8 +62,8 @@ class KvCacheConfig:
     ssd_threads               reads and writes of the disk at a time
     ssd_write_bytes_per_s     limit on write-back to disk; 0: none
     ssd_read_bytes_per_s      limit on promotion from disk; 0: none
-    remote_url                store outside of the mesh: redis://HOST:PORT/DB, rediss://, unix:///SOCKET, dir:///FOLDER
-                              or mooncake://HOST:PORT; empty: none
+    remote_url                store outside of the mesh: redis://HOST:PORT/DB, rediss://, redis+cluster://, unix:///SOCKET,
+                              file:///FOLDER or mooncake://HOST:PORT; empty: none
     remote_timeout_s          longest wait for it
     remote_write_bytes_per_s  limit on write-back to it; 0: none
     queue_bytes               payload bytes at most that wait for each slower tier and for other nodes
@@ -78,7 +84,10 @@ class KvCacheConfig:
     put_timeout_s: float = 30.0
     max_loads: int = 16
     load_timeout_s: float = 5.0
-    tenant_quota_bytes: int = 0
+    max_entries: int = 1 << 20
+    tenant_ram_bytes: int = 0
+    tenant_ssd_bytes: int = 0
+    tenant_quotas: tuple[str, ...] = ()
     copies: int = 1
     peer_timeout_s: float = 1.0
     peer_bytes_per_s: int = 0
@@ -119,9 +128,31 @@ class KvCacheConfig:
                 f"SHOAL_KV_CACHE_SSD_SEGMENT_FILE_BYTES must be at least {_MIN_SEGMENT_FILE_BYTES},"
                 f" got {self.ssd_segment_file_bytes}"
             )
+        self.quotas()
         scheme = urlsplit(self.remote_url).scheme
         if self.remote_url and scheme not in REMOTE_SCHEMES:
             shown = without_credentials(self.remote_url)
             raise ValueError(
                 f"SHOAL_KV_CACHE_REMOTE_URL must begin with one of {', '.join(REMOTE_SCHEMES)}, got {shown!r}"
             )
+
+    def quotas(self) -> Quotas:
+        """Who may hold how much. Raises ValueError for an exception that cannot be read."""
+        ram: dict[bytes, int] = {}
+        ssd: dict[bytes, int] = {}
+        for one in self.tenant_quotas:
+            tag, _, sizes = one.partition("=")
+            ram_bytes, _, ssd_bytes = sizes.partition(":")
+            try:
+                raw = bytes.fromhex(tag)
+                ram[raw], ssd[raw] = int(ram_bytes), int(ssd_bytes)
+            except ValueError as error:
+                raise ValueError(
+                    f"SHOAL_KV_CACHE_TENANT_QUOTAS must hold TAG=RAM_BYTES:SSD_BYTES, got {one!r}"
+                ) from error
+        return Quotas(
+            ram_bytes=self.tenant_ram_bytes or None,
+            ssd_bytes=self.tenant_ssd_bytes or None,
+            ram_bytes_of=ram,
+            ssd_bytes_of=ssd,
+        )
