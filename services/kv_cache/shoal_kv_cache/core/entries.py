@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 HASH_BYTES = 32
 BLOCK_TOKENS = 128
@@ -17,9 +18,11 @@ class Kind(Enum):
     SNAPSHOT = "snapshot"
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """Names an entry. The hash chain has kv_id, numerics_id and tenant salt in its root, so the hash is enough."""
+class Key(NamedTuple):
+    """Names an entry. The hash chain has kv_id, numerics_id and tenant salt in its root, so the hash is enough.
+
+    A tuple, not a dataclass: thousands are made in one put or eviction, and they are looked up in dicts.
+    """
 
     kind: Kind
     block_hash: bytes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -58,23 +59,26 @@ class Usable:
 class Found:
     """The leading visible blocks of a chain, from block `first_index` on, in order.
 
-    Rows are the index's own numbers: good until the next operation that stores, evicts or drops; `Index.pin` keeps them.
+    Rows are the index's own numbers, good until its next operation that changes something; `Index.pin` keeps them.
 
-    slabs      first slab of each block, uint32; NO_SLAB where there is no copy in memory
-    locations  place on disk, uint64; NO_LOCATION where there is none
-    checksums  XXH3-64, uint64
-    form       of all the blocks; None where there are none
-    snapshots  on this path, ascending
+    slabs            first slab of each block; NO_SLAB where there is no copy in memory
+    locations        place of each on disk; NO_LOCATION where there is none
+    checksums        XXH3-64 of each
+    form             of all the blocks; None where there are none
+    snapshot_places  which of these blocks have a snapshot, ascending, counted from `first_index`
+    snapshot_in_ram  whether each of these snapshots has a copy in memory
     """
 
     group: Group
     first_index: int
-    rows: NDArray[np.int32]
+    rows: NDArray[np.uint32]
     slabs: NDArray[np.uint32]
     locations: NDArray[np.uint64]
     checksums: NDArray[np.uint64]
     form: Form | None
-    snapshots: tuple[FoundSnapshot, ...]
+    snapshot_places: NDArray[np.int64]
+    snapshot_in_ram: NDArray[np.bool_]
+    describe_snapshot: Callable[[int], FoundSnapshot] = field(repr=False)
 
     @property
     def block_count(self) -> int:
@@ -87,19 +91,21 @@ class Found:
         missing = np.flatnonzero(self.slabs == NO_SLAB)
         return int(missing[0]) if len(missing) else len(self.slabs)
 
+    @property
+    def snapshots(self) -> tuple[FoundSnapshot, ...]:
+        """All snapshots on the path, ascending."""
+        return tuple(self.describe_snapshot(int(self.rows[place])) for place in self.snapshot_places)
+
     def usable(self, copies: Copy, *, max_hit_tokens: int) -> Usable:
         """The longest usable prefix, counting only copies in memory or all of this node's."""
         count = self.ram_count if copies is Copy.RAM else self.block_count
         present = (self.first_index + count) * BLOCK_TOKENS if count else 0
-        bound = min(present, max_hit_tokens)
-        snapshot = next(
-            (
-                one
-                for one in reversed(self.snapshots)
-                if one.position_end <= bound and (copies is Copy.ANY or one.slab is not None)
-            ),
-            None,
-        )
+        bound = min(present, max_hit_tokens // BLOCK_TOKENS * BLOCK_TOKENS)
+        fits = (self.snapshot_places + (self.first_index + 1)) * BLOCK_TOKENS <= bound
+        if copies is Copy.RAM:
+            fits &= self.snapshot_in_ram
+        usable = np.flatnonzero(fits)
+        snapshot = self.describe_snapshot(int(self.rows[self.snapshot_places[usable[-1]]])) if len(usable) else None
         hit = snapshot.position_end if snapshot is not None else 0
         return Usable(hit, bound if bound > hit else 0, present, snapshot)
 

@@ -18,6 +18,12 @@ class Quotas:
     ram_bytes_of: Mapping[bytes, int] = field(default_factory=dict)
     ssd_bytes_of: Mapping[bytes, int] = field(default_factory=dict)
 
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether nobody has a quota."""
+        has_default = self.ram_bytes is not None or self.ssd_bytes is not None
+        return not (has_default or self.ram_bytes_of or self.ssd_bytes_of)
+
     def ram(self, tenant_tag: bytes) -> int | None:
         """Bytes in memory for this tenant."""
         return self.ram_bytes_of.get(tenant_tag, self.ram_bytes)
