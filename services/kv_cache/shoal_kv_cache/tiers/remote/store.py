@@ -42,7 +42,7 @@ class RemoteStore(Protocol):
     async def get_many(
         self, group: Group, keys: Sequence[Key], *, max_payload_bytes: int, timeout_s: float
     ) -> list[Loaded | ChecksumMismatch | None]:
-        """Each payload, verified; None where there is none; ChecksumMismatch where it was damaged (it is deleted then)."""
+        """Each payload, verified; None where there is none; ChecksumMismatch where it was damaged, and is deleted."""
         ...
 
     async def put_many(self, items: Sequence[tuple[Entry, Buffer]], *, timeout_s: float) -> None:

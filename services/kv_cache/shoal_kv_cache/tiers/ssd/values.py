@@ -57,22 +57,22 @@ class Moved:
 class SsdStats:
     """Counts.
 
-    capacity_bytes          what all files together may take
-    payload_capacity_bytes  what live payloads should stay under, so that compaction always has room to work in
-    payload_bytes           live payloads, each rounded up to whole pages
-    record_count            live payloads
-    file_bytes              what all segment files take now: live, removed, and not yet retired
-    file_count              segment files
-    read_bytes              payload bytes read since the start
-    written_bytes           bytes written to segment files since the start, compaction included
-    failure_count           reads and writes that failed since the start, timeouts included
-    busy_count              calls refused or timed out because the queue was full
-    failing_reason          reason of the last failure; empty when the last read or write worked
-    is_index_failing        the index cannot be written: the next start reads more of the files
+    capacity_bytes    what live payloads may take
+    max_file_bytes    what all files together may take
+    payload_bytes     live payloads, each rounded up to whole pages
+    record_count      live payloads
+    file_bytes        what all segment files take now: live, removed, and not yet retired
+    file_count        segment files
+    read_bytes        payload bytes read since the start
+    written_bytes     bytes written to segment files since the start, compaction included
+    failure_count     reads and writes that failed since the start, timeouts included
+    busy_count        calls given up because the queue stayed full
+    failing_reason    reason of the last failure; empty when the last read or write worked
+    is_index_failing  the index cannot be written: the next start reads more of the files
     """
 
     capacity_bytes: int
-    payload_capacity_bytes: int
+    max_file_bytes: int
     payload_bytes: int
     record_count: int
     file_bytes: int
