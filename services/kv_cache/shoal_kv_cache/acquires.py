@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal_common.errors import ResourceExhausted
@@ -148,7 +148,10 @@ class Acquirer:
         self._store.pin(loading_id, asked.owner_id, ends_at_s, found, count, local.snapshot)
         sightings: dict[Level, Sighting] = {}
         try:
-            where = await self._look(asked, where, sightings, deadline_s)
+            await self._look(asked, where, sightings, deadline_s)
+            # Looked up again: the lease of loading keeps what was found, not where it lies in the index.
+            found = self._store.index.find(asked.group, asked.hashes, asked.first_index)
+            where = _with(whereabouts_of(found, asked), sightings)
             reaches = self._reaches(where, found, asked, self._levels)
             chosen = choose(
                 reaches,
@@ -168,13 +171,10 @@ class Acquirer:
 
     async def _look(
         self, asked: Asked, where: Whereabouts, sightings: dict[Level, Sighting], deadline_s: float
-    ) -> Whereabouts:
+    ) -> None:
         """Asks the sources, nearest first, for what the nearer ones do not have."""
-        if asked.is_from_peer:
-            return where
-        levels, snapshots = bytearray(where.levels), dict(where.snapshots)
-        for source in self._sources:
-            begin = self._begin(asked, bytes(levels), snapshots)
+        for source in () if asked.is_from_peer else self._sources:
+            begin = _begin(asked, _with(where, sightings))
             left_s = deadline_s - self._clock()
             if begin >= asked.wish.max_blocks or left_s <= 0:
                 break
@@ -192,23 +192,8 @@ class Acquirer:
                     timeout_s=left_s,
                 )
             )
-            if sighting is None:
-                continue
-            sightings[source.level] = sighting
-            for index in sighting.blocks:
-                if levels[index] == Level.ABSENT:
-                    levels[index] = source.level
-            for index in sighting.snapshots:
-                snapshots.setdefault(index, source.level)
-        return Whereabouts(levels=bytes(levels), snapshots=snapshots)
-
-    def _begin(self, asked: Asked, levels: bytes, snapshots: dict[int, Level]) -> int:
-        """First block after the usable prefix: a snapshot above it may be elsewhere although its block is here."""
-        present = levels.find(Level.ABSENT)
-        end = min(len(levels) if present < 0 else present, asked.wish.max_blocks)
-        if asked.wish.blocks_only:
-            return end
-        return max((index + 1 for index in snapshots if index < end), default=asked.first_index)
+            if sighting is not None:
+                sightings[source.level] = sighting
 
     async def _fetch(
         self,
@@ -244,7 +229,9 @@ class Acquirer:
 
     def _reaches(self, where: Whereabouts, found: Found, asked: Asked, levels: Sequence[Level]) -> list[Reach]:
         form = found.form or self._store.index.block_form(asked.group)
-        snapshot_bytes = max((one.form.size_bytes for one in found.snapshots), default=0)
+        snapshot_bytes = 0
+        if len(found.snapshot_places):
+            snapshot_bytes = found.describe_snapshot(int(found.rows[found.snapshot_places[-1]])).form.size_bytes
         block_bytes = form.size_bytes if form is not None else 0
         return reaches_of(
             where,
@@ -302,3 +289,24 @@ class Acquirer:
         counts.hit_count += answer.hit_tokens > 0
         counts.queried_tokens += len(asked.hashes) * BLOCK_TOKENS
         counts.hit_tokens += answer.hit_tokens
+
+
+def _begin(asked: Asked, where: Whereabouts) -> int:
+    """First block after the usable prefix: a snapshot above it may be elsewhere although its block is here."""
+    present = where.levels.find(Level.ABSENT)
+    end = min(len(where.levels) if present < 0 else present, asked.wish.max_blocks)
+    if asked.wish.blocks_only:
+        return end
+    return max((index + 1 for index in where.snapshots if index < end), default=asked.first_index)
+
+
+def _with(where: Whereabouts, sightings: Mapping[Level, Sighting]) -> Whereabouts:
+    """What is here, and what was seen elsewhere: each payload at the nearest place."""
+    levels, snapshots = bytearray(where.levels), dict(where.snapshots)
+    for level, sighting in sightings.items():
+        for index in sighting.blocks:
+            if levels[index] == Level.ABSENT:
+                levels[index] = level
+        for index in sighting.snapshots:
+            snapshots.setdefault(index, level)
+    return Whereabouts(levels=bytes(levels), snapshots=snapshots)

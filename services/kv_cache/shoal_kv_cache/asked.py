@@ -75,7 +75,8 @@ def whereabouts_of(found: Found, asked: Asked) -> Whereabouts:
     before = bytes([Level.RAM]) * found.first_index
     here = np.where(found.slabs == NO_SLAB, np.uint8(Level.SSD), np.uint8(Level.RAM)).astype(np.uint8).tobytes()
     absent = bytes(found.first_index + len(asked.hashes) - len(before) - len(here))
-    snapshots = {one.block_index: Level.SSD if one.slab is None else Level.RAM for one in found.snapshots}
+    places = zip(found.snapshot_places.tolist(), found.snapshot_in_ram.tolist(), strict=True)
+    snapshots = {found.first_index + place: Level.RAM if is_in_ram else Level.SSD for place, is_in_ram in places}
     return Whereabouts(levels=before + here + absent, snapshots=snapshots)
 
 
@@ -87,7 +88,7 @@ def on_disk(asked: Asked, found: Found, count: int, at: int | None, where: Where
         key = Key(Kind.BLOCK, asked.hashes[row])
         wanted.append(OnDisk(key, int(found.locations[row]), found.form.size_bytes, int(found.checksums[row])))
     if at is not None and where.snapshots[at] == Level.SSD:
-        last = next(one for one in found.snapshots if one.block_index == at)
+        last = found.describe_snapshot(int(found.rows[at - found.first_index]))
         assert last.location is not None
         key = Key(Kind.SNAPSHOT, asked.hashes[at - asked.first_index])
         wanted.append(OnDisk(key, last.location, last.form.size_bytes, last.checksum))

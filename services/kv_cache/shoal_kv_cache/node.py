@@ -131,7 +131,7 @@ class Node:
             self.store,
             self.counts,
             node_id=node_id,
-            ssd_capacity_bytes=lambda: ssd.stats().payload_capacity_bytes if ssd is not None else 0,
+            ssd_capacity_bytes=lambda: ssd.stats().capacity_bytes if ssd is not None else 0,
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -178,7 +178,7 @@ class Node:
 
     async def drop_everywhere(self, key: Key) -> None:
         """A reader found a payload damaged: it goes from every tier here, and from its owners."""
-        held = self.store.index.any(key)
+        held = self.store.index.get_any(key)
         if held is None:
             return
         name = self._names.of(held.entry)
@@ -190,6 +190,11 @@ class Node:
                 self.counts[Level.REMOTE].failed(error.reason)
         if name is not None:
             await self._reporter.report(key, name)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for slower tiers and for other nodes."""
+        return sum(writer.queued_bytes for writer in self._writers)
 
     @property
     def _writers(self) -> list[WriteBack]:

@@ -38,11 +38,11 @@ class NodeStats:
         """See GetStats."""
         ram, ssd = self.store.index.usage()
         used = {Level.RAM: ram, Level.SSD: ssd}
-        held_blocks, held_snapshots = self._held()
+        snapshot_count = self.store.index.snapshot_count()
         counts = self.store.counts
         return pb.GetStatsResponse(
-            block_count=held_blocks,
-            snapshot_count=held_snapshots,
+            block_count=len(self.store.index) - snapshot_count,
+            snapshot_count=snapshot_count,
             used_bytes=ram.used_bytes,
             capacity_bytes=self.store.ram.capacity_bytes,
             lease_count=len(self.store.index.leases),
@@ -92,10 +92,6 @@ class NodeStats:
             "evicted_count": counts.evicted_count,
             "corrupt_count": counts.corrupt_count,
         }
-
-    def _held(self) -> tuple[int, int]:
-        """Visible blocks and snapshots, each once whatever copies it has."""
-        return self.store.index.block_count, self.store.index.snapshot_count
 
     def _tier(self, level: Level, usage: Usage) -> pb.TierStats:
         counts = self.counts[level]

@@ -19,7 +19,7 @@ from shoal_kv_cache.core.lookup import Lookup
 from shoal_kv_cache.core.quotas import Quotas
 from shoal_kv_cache.core.results import Flushed, Held, Outcome, Usage
 from shoal_kv_cache.core.storing import Storing
-from shoal_kv_cache.core.table import NO_PLACE, PINNED, RAM, SSD, VISIBLE, IndexFull
+from shoal_kv_cache.core.table import NO_PLACE, PINNED, RAM, SNAPSHOT, SSD, VISIBLE, IndexFull
 from shoal_kv_cache.core.worth import TokensPerByte
 
 __all__ = ["Flushed", "Held", "Index", "IndexFull", "Outcome", "Usage"]
@@ -97,6 +97,11 @@ class Index:
     def get(self, group: Group, key: Key) -> Held | None:
         """One visible entry."""
         row = self._lookup.row(self._lookup.number_of(group), key)
+        return self._lookup.held(row) if row else None
+
+    def get_any(self, key: Key) -> Held | None:
+        """The visible entry of whichever group has it: for reports of damage, which name no group."""
+        row = self._lookup.any_row(key)
         return self._lookup.held(row) if row else None
 
     def missing(self, group: Group, keys: Sequence[Key]) -> list[bool]:
@@ -275,6 +280,11 @@ class Index:
         """What memory and disk hold of all."""
         live = self._groups.live()
         return _usage([record.use[RAM] for record in live]), _usage([record.use[SSD] for record in live])
+
+    def snapshot_count(self) -> int:
+        """Visible snapshots, each once whatever copies it has. Looks at every row."""
+        wanted = VISIBLE | SNAPSHOT
+        return int(np.count_nonzero(self._table.state.array[: self._table.used_end] & wanted == wanted))
 
     def block_form(self, group: Group) -> Form | None:
         """The form that all blocks of the group have, once one was stored."""

@@ -30,6 +30,8 @@ _COMPACT_BYTES = 32 << 20
 _LOOK_S = 1.0
 _BURST_S = 0.25
 _BATCH_REMOVALS = 4096
+_PAGE_BYTES = 4096
+"""The disk tier rounds payloads up to these."""
 
 
 class Disk:
@@ -99,6 +101,8 @@ class Disk:
             self._wake.clear()
             try:
                 await self.remove_all()
+                # What a round before could not finish.
+                await self.call(self.tier.retire)
                 while self.tier.wants_compaction:
                     await self.compact(store)
             except MeshError as error:
@@ -176,11 +180,12 @@ class SsdSink:
         items = [(entry, _joined(arena.views(slab, entry.size_bytes))) for entry, slab in batch]
         size_bytes = sum(entry.size_bytes for entry, _ in batch)
         stats = self._disk.tier.stats()
-        await self._make_room(stats.payload_bytes + size_bytes - stats.payload_capacity_bytes)
+        paged_bytes = sum(-(-entry.size_bytes // _PAGE_BYTES) * _PAGE_BYTES for entry, _ in batch)
+        await self._make_room(stats.payload_bytes + paged_bytes - stats.capacity_bytes)
         try:
             return await self._disk.call(lambda: self._disk.tier.append(items))
         except SsdFull:
-            # Pages and files round up; what others write to this disk counts too.
+            # Files hold what was removed until they are compacted; what others write to this disk counts too.
             await self._make_room(2 * size_bytes)
             while self._disk.tier.wants_compaction:
                 await self._disk.compact(self._store)
