@@ -1,13 +1,18 @@
-"""Moving KV bytes between processes: shared memory or gRPC, chosen by handshake, checked on arrival."""
+"""Moving KV bytes between processes: shared memory, a byte stream or gRPC, chosen by handshake, checked on arrival."""
 
 from shoal_common.kv_transport.arena import ArenaFull, SharedArena
 from shoal_common.kv_transport.exports import Arena, Export, ExportTable, Piece
+from shoal_common.kv_transport.fill import fill
 from shoal_common.kv_transport.host import host_id
 from shoal_common.kv_transport.payloads import ITEM_BYTES, PayloadSpec, RunSpec, checksum_of, describe, verify
-from shoal_common.kv_transport.puller import KvPuller
+from shoal_common.kv_transport.puller import KvPuller, MappedArenas, stream_address
 from shoal_common.kv_transport.servicer import KvTransportServicer
 from shoal_common.kv_transport.slabs import SlabArena
-from shoal_common.kv_transport.stream_server import StreamCall, StreamServer
+from shoal_common.kv_transport.stream_caller import StreamCaller
+from shoal_common.kv_transport.stream_calls import StreamCall
+from shoal_common.kv_transport.stream_client import StreamUnreachable
+from shoal_common.kv_transport.stream_frames import StreamBroken
+from shoal_common.kv_transport.stream_server import StreamServer
 
 __all__ = [
     "ITEM_BYTES",
@@ -17,15 +22,21 @@ __all__ = [
     "ExportTable",
     "KvPuller",
     "KvTransportServicer",
+    "MappedArenas",
     "PayloadSpec",
     "Piece",
     "RunSpec",
     "SharedArena",
     "SlabArena",
+    "StreamBroken",
     "StreamCall",
+    "StreamCaller",
     "StreamServer",
+    "StreamUnreachable",
     "checksum_of",
     "describe",
+    "fill",
     "host_id",
+    "stream_address",
     "verify",
 ]

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from shoal.common.v1 import kv_transport_pb2 as pb
-from shoal.common.v1 import kv_transport_service_pb2 as service_pb
-from shoal.common.v1 import kv_transport_service_pb2_grpc as pb_grpc
 
-from shoal_common.errors import DataLoss, FailedPrecondition
+from shoal_common.errors import FailedPrecondition
 from shoal_common.kv_transport.arena import ArenaView
+from shoal_common.kv_transport.destinations import DestinationPool
+from shoal_common.kv_transport.grpc_pull import pull_by_grpc
 from shoal_common.kv_transport.host import host_id
-from shoal_common.kv_transport.payloads import verify
+from shoal_common.kv_transport.shared_pull import copy_out
+from shoal_common.kv_transport.stream_client import StreamPool, StreamPull, StreamUnreachable
+from shoal_common.kv_transport.wanted import Wanted, wanted_payloads, wanted_runs
 from shoal_common.rpc.channels import Channel
 
 _MAX_MAPPED_ARENAS = 64
-_BEST_FIRST = (pb.TRANSPORT_KIND_SHM, pb.TRANSPORT_KIND_GRPC)
+_MAX_THREADS = 8
+_INLINE_BYTES = 8 << 20
+"""Copied on the event loop itself: a thread would cost more than the millisecond that it saves."""
+_UNREACHABLE_S = 30.0
+DEFAULT_KINDS = (pb.TRANSPORT_KIND_SHM, pb.TRANSPORT_KIND_TCP, pb.TRANSPORT_KIND_GRPC)
 
 
 class KvPuller:
-    """Pulls payloads by whatever way was granted, and checks each. One event loop owns it.
+    """Pulls payloads by whatever way was granted, checks each, and falls back to gRPC, which every holder serves.
 
-    A grant of shared memory that turns out not to be shared is pulled by gRPC: the holder serves both.
+    What comes back is read-only views, each at a multiple of 64 bytes, into memory that is used again once the last
+    view of a pull is gone. One event loop owns it.
     """
 
     def __init__(
-        self, kinds: Iterable[pb.TransportKind.ValueType] = (pb.TRANSPORT_KIND_SHM, pb.TRANSPORT_KIND_GRPC)
+        self,
+        kinds: Iterable[pb.TransportKind.ValueType] = DEFAULT_KINDS,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        max_idle_bytes: int = 256 << 20,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """kinds: the ways to offer, best first."""
+        """kinds           the ways to offer, best first
+        ssl_context     of a client, for holders whose streams are TLS
+        max_idle_bytes  memory kept for the next pulls
+        """
         self._kinds = tuple(kinds)
-        self._views: dict[str, ArenaView] = {}
+        self._clock = clock
+        self.ssl_context = ssl_context
+        self._arenas = MappedArenas()
+        self._destinations = DestinationPool(max_idle_bytes)
+        self._streams = StreamPool(ssl_context=ssl_context)
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="kv-pull")
+        self._unreachable_until_s: dict[str, float] = {}
 
     @property
     def offer(self) -> pb.TransportOffer:
@@ -38,36 +63,79 @@ class KvPuller:
 
     async def pull(
         self, grant: pb.TransportGrant, payloads: Sequence[pb.Payload], channel: Channel, *, timeout_s: float
-    ) -> list[bytes]:
+    ) -> list[memoryview]:
         """The bytes of `payloads`, in their order; `channel` leads to the holder.
 
-        Raises ChecksumMismatch or DataLoss (SHORT_PAYLOAD) for damaged data, grpc.aio.AioRpcError when the holder does
-        not answer within `timeout_s`.
+        Raises ChecksumMismatch or DataLoss (SHORT_PAYLOAD) for damaged data, DeadlineExceeded, StreamBroken or
+        grpc.aio.AioRpcError when the holder does not answer, NotFound when it has let go.
         """
-        if not payloads:
-            return []
-        view = self._view(grant)
-        if view is not None:
-            pulled = [_copy(view, payload) for payload in payloads]
-        else:
-            pulled = await self._pull_by_grpc(grant, payloads, channel, timeout_s)
-        for payload, data in zip(payloads, pulled, strict=True):
-            verify(payload, data)
-        return pulled
+        return await self._pull(grant, *wanted_payloads(payloads), channel, timeout_s)
+
+    async def pull_runs(
+        self, grant: pb.TransportGrant, runs: Sequence[pb.PayloadRun], channel: Channel, *, timeout_s: float
+    ) -> list[memoryview]:
+        """As `pull`, all payloads of `runs` in their order."""
+        return await self._pull(grant, *wanted_runs(runs), channel, timeout_s)
 
     def close(self) -> None:
-        """Unmaps everything. Safe to repeat."""
-        for view in self._views.values():
-            view.close()
-        self._views.clear()
+        """Unmaps and disconnects. Safe to repeat."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._streams.close()
+        self._arenas.close()
 
-    def _view(self, grant: pb.TransportGrant) -> ArenaView | None:
-        if grant.kind != pb.TRANSPORT_KIND_SHM:
-            return None
+    async def _pull(
+        self, grant: pb.TransportGrant, wanted: list[Wanted], size_bytes: int, channel: Channel, timeout_s: float
+    ) -> list[memoryview]:
+        memory = self._destinations.take(size_bytes)
+        if not await self._by_memory(grant, wanted, memory) and not await self._by_stream(
+            grant, wanted, memory, channel, timeout_s
+        ):
+            await pull_by_grpc(grant, wanted, memory, channel, timeout_s)
+        return [view for one in wanted for view in one.views(memory)]
+
+    async def _by_memory(self, grant: pb.TransportGrant, wanted: list[Wanted], memory: memoryview) -> bool:
+        view = self._arenas.get(grant) if grant.kind == pb.TRANSPORT_KIND_SHM else None
+        if view is None:
+            return False
+        if memory.nbytes <= _INLINE_BYTES:
+            copy_out(view.memory, grant, wanted, memory)
+        else:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._threads, copy_out, view.memory, grant, wanted, memory)
+        return True
+
+    async def _by_stream(
+        self, grant: pb.TransportGrant, wanted: list[Wanted], memory: memoryview, channel: Channel, timeout_s: float
+    ) -> bool:
+        address = stream_address(grant, channel) if pb.TRANSPORT_KIND_TCP in self._kinds else ""
+        if not address or self._unreachable_until_s.get(address, 0.0) > self._clock():
+            return False
+        pull = StreamPull(address, grant.export_id, wanted, memory)
+        try:
+            running = self._threads.submit(self._streams.run, pull, timeout_s=timeout_s)
+            await asyncio.wrap_future(running)
+        except StreamUnreachable:
+            self._unreachable_until_s[address] = self._clock() + _UNREACHABLE_S
+            return False
+        except asyncio.CancelledError:
+            pull.cancel()
+            raise
+        return True
+
+
+class MappedArenas:
+    """Arenas of other processes, mapped once. Bounded: the one mapped first goes."""
+
+    def __init__(self, *, is_writable: bool = False) -> None:
+        self._is_writable = is_writable
+        self._views: dict[str, ArenaView] = {}
+
+    def get(self, grant: pb.TransportGrant) -> ArenaView | None:
+        """The arena of a grant; None when it is not shared after all."""
         view = self._views.get(grant.arena_name)
         if view is None:
             try:
-                view = ArenaView(grant.arena_name, grant.arena_nonce)
+                view = ArenaView(grant.arena_name, grant.arena_nonce, is_writable=self._is_writable)
             except FailedPrecondition:
                 return None
             while len(self._views) >= _MAX_MAPPED_ARENAS:
@@ -75,33 +143,16 @@ class KvPuller:
             self._views[grant.arena_name] = view
         return view
 
-    async def _pull_by_grpc(
-        self, grant: pb.TransportGrant, payloads: Sequence[pb.Payload], channel: Channel, timeout_s: float
-    ) -> list[bytes]:
-        buffers = {payload.payload_id: bytearray(payload.size_bytes) for payload in payloads}
-        filled = dict.fromkeys(buffers, 0)
-        request = service_pb.PullRequest(export_id=grant.export_id, payload_ids=list(buffers))
-        async for chunk in pb_grpc.KvTransportServiceStub(channel.as_grpc()).Pull(request, timeout=timeout_s):
-            buffer = buffers.get(chunk.payload_id)
-            end = chunk.offset + len(chunk.data)
-            if buffer is None or chunk.offset != filled[chunk.payload_id] or end > len(buffer):
-                raise DataLoss(
-                    f"payload {chunk.payload_id} sent out of order",
-                    reason="SHORT_PAYLOAD",
-                    payload_id=chunk.payload_id,
-                    offset=chunk.offset,
-                )
-            buffer[chunk.offset : end] = chunk.data
-            filled[chunk.payload_id] = end
-        for payload_id, buffer in buffers.items():
-            if filled[payload_id] != len(buffer):
-                raise DataLoss(
-                    f"payload {payload_id} ended at {filled[payload_id]} of {len(buffer)} bytes",
-                    reason="SHORT_PAYLOAD",
-                    payload_id=payload_id,
-                )
-        return [bytes(buffers[payload.payload_id]) for payload in payloads]
+    def close(self) -> None:
+        """Unmap all. Safe to repeat."""
+        for view in self._views.values():
+            view.close()
+        self._views.clear()
 
 
-def _copy(view: ArenaView, payload: pb.Payload) -> bytes:
-    return bytes(view.memory[payload.arena_offset : payload.arena_offset + payload.size_bytes])
+def stream_address(grant: pb.TransportGrant, channel: Channel) -> str:
+    """host:port of the holder's byte stream, empty where there is none. Without a host: the one `channel` calls."""
+    if not grant.stream_address.startswith(":"):
+        return grant.stream_address
+    host, _, _ = channel.address.rpartition(":")
+    return f"{host}{grant.stream_address}" if host else ""
