@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal_kv_cache.core.load_rate import LoadRate
-from shoal_kv_cache.core.prefix_plan import Whereabouts, Level, Reach, Wish, choose, reaches_of
+from shoal_kv_cache.core.prefix_plan import Level, Reach, Whereabouts, Wish, choose, reaches_of
 
 LEVELS = [Level.RAM, Level.SSD, Level.PEERS, Level.REMOTE]
 BLOCK, SNAPSHOT = 10, 100
