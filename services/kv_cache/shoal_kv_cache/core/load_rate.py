@@ -4,13 +4,15 @@ from __future__ import annotations
 
 _MEMORY = 0.8
 """Weight of what was known before at each new measurement: the last ten decide."""
+_GUESS_S = 0.05
+"""Seconds of loading that the first guess is worth."""
 
 
 class LoadRate:
     """Latency and throughput of one tier. Begins with a guess: the first caller is not refused for ignorance."""
 
     def __init__(self, *, bytes_per_s: float, latency_s: float) -> None:
-        self._seconds, self._bytes = 1.0, bytes_per_s
+        self._seconds, self._bytes = _GUESS_S, bytes_per_s * _GUESS_S
         self._latency_s = latency_s
 
     @property
