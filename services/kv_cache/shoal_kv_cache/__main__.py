@@ -63,7 +63,7 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
         raise refused(SERVICE, error) from error
     logger.info("node", extra={"node_id": node_id, "recovered": recovered})
     servicer = KvCacheServicer(node, config, instance_id=process.instance_id)
-    if config.stream_listen_address:
+    if config.stream_listen_address != "off":
         stream = StreamServer(
             node.exports,
             listen_address=config.stream_listen_address,

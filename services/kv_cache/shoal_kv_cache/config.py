@@ -36,7 +36,7 @@ class KvCacheConfig:
     listen_address            host:port of the gRPC server; port 0 picks one
     advertised_address        what others are told to call; empty: the address listened on
     admin_address             host:port of /metrics, /healthz and /readyz
-    stream_listen_address     host:port of the byte stream by which other hosts pull; empty: none, they use gRPC
+    stream_listen_address     host:port of the byte stream by which other hosts pull; off: none, they use gRPC
     stream_advertised_address what others are told to pull from; empty: the address listened on
     node_id                   stable name, by which the node owns segments; empty: the one kept in ssd_directory, else
                               the instance's
@@ -73,7 +73,7 @@ class KvCacheConfig:
     listen_address: str = "127.0.0.1:0"
     advertised_address: str = ""
     admin_address: str = "127.0.0.1:0"
-    stream_listen_address: str = ""
+    stream_listen_address: str = "127.0.0.1:0"
     stream_advertised_address: str = ""
     node_id: str = ""
     ram_bytes: int = 512 << 20
