@@ -67,11 +67,12 @@ class WriteBack:
         self._failure: MeshError | None = None
         self._rest_s, self._rest_until_s = _REST_S[0], 0.0
         self._busy: asyncio.Future[int] | None = None
+        self._busy_bytes = 0
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait."""
-        return self._queue.queued_bytes
+        """Bytes that wait or are on their way."""
+        return self._queue.queued_bytes + self._busy_bytes
 
     def offer(self, item: Item, size_bytes: int) -> bool:
         """Queues an item; False, and counted, where there is no room."""
@@ -115,7 +116,9 @@ class WriteBack:
             while self._queue:
                 # What waits meanwhile is bounded by the queue.
                 await asyncio.sleep(max(self._rest_until_s - self._clock(), 0.0))
+                waiting_bytes = self._queue.queued_bytes
                 batch = self._queue.take(_BATCH_BYTES, _BATCH_ITEMS)
+                self._busy_bytes = waiting_bytes - self._queue.queued_bytes
                 self._has_room.set()
                 self._busy = asyncio.ensure_future(self._carry(batch))
                 try:
@@ -125,7 +128,7 @@ class WriteBack:
                     await asyncio.gather(self._busy, return_exceptions=True)
                     raise
                 finally:
-                    self._busy = None
+                    self._busy, self._busy_bytes = None, 0
                 await asyncio.sleep(self._bucket.take(size_bytes, self._clock()))
             self._idle.set()
 

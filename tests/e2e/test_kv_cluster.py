@@ -1,0 +1,218 @@
+"""Three KV cache nodes as processes that find each other over NATS, with disks: deaths, restarts, the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from shoal_cli.main import main
+from shoal_kv_cache.core.rendezvous import Ring
+from support.kv_client import KvClient, TestChain, items_of
+from support.mesh import wait_for
+from support.nats_server import NatsServer
+from support.service_process import ServiceProcess, service_process
+
+NAMES = ("a", "b", "c")
+MESH = "kv-e2e"
+
+
+@dataclass
+class Cluster:
+    """Running nodes by name."""
+
+    nats: NatsServer
+    folder: Path
+    stack: contextlib.ExitStack
+    nodes: dict[str, ServiceProcess] = field(default_factory=dict)
+
+    def start(self, name: str, **settings: str) -> None:
+        disk = self.folder / f"disk-{name}"
+        environment = {
+            "SHOAL_MESH": MESH,
+            "SHOAL_NATS_URL": self.nats.url,
+            "SHOAL_KV_CACHE_RAM_BYTES": str(4 << 20),
+            "SHOAL_KV_CACHE_MAX_ENTRIES": "10000",
+            "SHOAL_KV_CACHE_SSD_DIRECTORY": str(disk),
+            "SHOAL_KV_CACHE_SSD_BYTES": str(64 << 20),
+            "SHOAL_KV_CACHE_SSD_SEGMENT_FILE_BYTES": str(1 << 20),
+            **({"SHOAL_KV_CACHE_NODE_ID": name} if not (disk / "node_id").exists() else {}),
+            **{f"SHOAL_KV_CACHE_{key.upper()}": value for key, value in settings.items()},
+        }
+        log = self.folder / f"{name}-{len(list(self.folder.glob(f'{name}-*')))}.log"
+        self.nodes[name] = self.stack.enter_context(service_process("shoal_kv_cache", log=log, environment=environment))
+
+    def kill(self, name: str) -> None:
+        popen = self.nodes.pop(name).popen
+        popen.kill()
+        popen.wait()
+
+    def wait_for_peers(self, timeout_s: float = 20.0) -> None:
+        """Until every node knows exactly the others."""
+
+        def known() -> dict[str, float]:
+            return {name: metric(node, "shoal_kv_cache_peers") for name, node in self.nodes.items()}
+
+        wanted = {name: len(self.nodes) - 1.0 for name in self.nodes}
+        wait_for(lambda: known() == wanted, what=lambda: f"peers {wanted}, not {known()}", timeout_s=timeout_s)
+
+    def wait_until_written(self) -> None:
+        """Until nothing waits for slower tiers."""
+        for node in self.nodes.values():
+            wait_for(lambda node=node: metric(node, "shoal_kv_cache_queued_bytes") == 0, what=lambda: "queues")  # type: ignore[misc]
+
+
+def metric(node: ServiceProcess, name: str) -> float:
+    with urllib.request.urlopen(f"http://{node.admin}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    nats = NatsServer(folder / "nats")
+    nats.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(nats.stop)
+        started = Cluster(nats, folder, stack)
+        with ThreadPoolExecutor() as pool:
+            # Side by side: imports are most of a start.
+            list(pool.map(started.start, NAMES))
+        started.wait_for_peers()
+        yield started
+
+
+@contextlib.asynccontextmanager
+async def client(node: ServiceProcess) -> AsyncIterator[KvClient]:
+    connected = KvClient(node.address)
+    try:
+        yield connected
+    finally:
+        await connected.close()
+
+
+def chains(count: int, name: str = "chain") -> list[TestChain]:
+    return [TestChain(f"{name} {number}", 5) for number in range(count)]
+
+
+async def put_all(node: ServiceProcess, wanted: list[TestChain]) -> None:
+    async with client(node) as one:
+        for chain in wanted:
+            assert await one.put(items_of(chain, 0, 5, [4])) == 6
+
+
+async def hits(node: ServiceProcess, wanted: list[TestChain]) -> set[str]:
+    """Names of the chains that are found, each read back and compared."""
+    found = set()
+    async with client(node) as one:
+        for chain in wanted:
+            answer = await one.acquire(chain)
+            if answer.hit_tokens:
+                assert answer.hit_tokens == 640
+                assert await one.read(answer) == [*chain.blocks(5), chain.snapshot(4)]
+                found.add(chain.name)
+    return found
+
+
+def owned_by(name: str, wanted: list[TestChain], names: tuple[str, ...] = NAMES) -> set[str]:
+    ring = Ring(names, copies=1)
+    return {chain.name for chain in wanted if ring.owners(chain.hashes[0])[0] == name}
+
+
+def test_the_command_line_sees_every_node_and_a_flush_leaves_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = chains(10)
+    asyncio.run(put_all(cluster.nodes["a"], wanted))
+    cluster.wait_until_written()
+    monkeypatch.setenv("SHOAL_NATS_URL", cluster.nats.url)
+    monkeypatch.setenv("SHOAL_MESH", MESH)
+
+    def kv(*arguments: str) -> object:
+        assert main(["kv", *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    stats = kv("stats")
+    assert isinstance(stats, list)
+    assert {one["node_id"] for one in stats} == set(NAMES)
+    groups = kv("ls")
+    assert isinstance(groups, list)
+    assert {(one["kv_id"], one["numerics_id"]) for one in groups} == {("kv", "numerics")}
+    verified = kv("verify")
+    assert isinstance(verified, list)
+    assert {(one["tier"], one["damaged"]) for one in verified} == {("memory", 0), ("disk", 0)}
+    sent_on = len(wanted) - len(owned_by("a", wanted))
+    assert sum(one["checked"] for one in verified) == 2 * 6 * (len(wanted) + sent_on)
+    flushed = kv("flush", "--tenant-tag", (b"t" * 32).hex())
+    assert isinstance(flushed, dict)
+    assert flushed["block_count"] >= 50
+    assert kv("ls") == []
+    for name in NAMES:
+        assert asyncio.run(hits(cluster.nodes[name], wanted)) == set()
+    assert main(["kv", "stats"]) == 0
+    assert "memory" in capsys.readouterr().out
+
+
+def test_a_death_costs_its_share_and_a_restart_with_the_disk_brings_it_back(cluster: Cluster) -> None:
+    wanted = chains(30)
+    asyncio.run(put_all(cluster.nodes["a"], wanted))
+    cluster.wait_until_written()
+    assert asyncio.run(hits(cluster.nodes["b"], wanted[:5])) == {chain.name for chain in wanted[:5]}
+    cluster.kill("a")
+    cluster.kill("c")
+    cluster.wait_for_peers()
+    # What b owns, and the copies that it made when it read.
+    left = owned_by("b", wanted) | {chain.name for chain in wanted[:5]}
+    assert asyncio.run(hits(cluster.nodes["b"], wanted)) == left
+    cluster.start("c")
+    cluster.wait_for_peers()
+    back = left | owned_by("c", wanted, ("b", "c")) & owned_by("c", wanted)
+    assert asyncio.run(hits(cluster.nodes["b"], wanted)) == back
+
+
+def test_under_fsync_always_nothing_acknowledged_is_lost_to_a_kill(tmp_path: Path) -> None:
+    environment = {
+        "SHOAL_KV_CACHE_SSD_DIRECTORY": str(tmp_path / "disk"),
+        "SHOAL_KV_CACHE_SSD_BYTES": str(64 << 20),
+        "SHOAL_KV_CACHE_SSD_SEGMENT_FILE_BYTES": str(1 << 20),
+        "SHOAL_KV_CACHE_SSD_FSYNC": "always",
+        "SHOAL_KV_CACHE_MAX_ENTRIES": "10000",
+        "SHOAL_KV_CACHE_RAM_BYTES": str(4 << 20),
+    }
+    wanted = chains(20)
+    acknowledged: set[str] = set()
+
+    async def put_until_killed(node: ServiceProcess) -> None:
+        async with client(node) as one:
+            for number, chain in enumerate(wanted):
+                if number == 12:
+                    node.popen.kill()
+                try:
+                    assert await one.put(items_of(chain, 0, 5, [4])) == 6
+                except Exception:
+                    return
+                acknowledged.add(chain.name)
+
+    with service_process("shoal_kv_cache", log=tmp_path / "first.log", environment=environment) as node:
+        asyncio.run(put_until_killed(node))
+    assert len(acknowledged) >= 12
+    with service_process("shoal_kv_cache", log=tmp_path / "second.log", environment=environment) as node:
+        assert asyncio.run(hits(node, wanted)) >= acknowledged
+
+
+def test_a_disk_in_use_stops_the_start(tmp_path: Path) -> None:
+    environment = {"SHOAL_KV_CACHE_SSD_DIRECTORY": str(tmp_path / "disk")}
+    second = service_process("shoal_kv_cache", log=tmp_path / "second.log", environment=environment)
+    with (
+        service_process("shoal_kv_cache", log=tmp_path / "first.log", environment=environment),
+        pytest.raises(AssertionError, match="another process"),
+        second,
+    ):
+        pass
