@@ -23,6 +23,10 @@ class Policy(Protocol):
         """The worth of each row per byte: the least goes first."""
         ...
 
+    def hit(self, rows: Rows) -> None:
+        """Rows are used again, with a copy in the tier; their history is still that of before."""
+        ...
+
     def evicted(self, history: int, last_use: int, count: int) -> None:
         """So many rows of one class and time of use go from the tier."""
         ...
@@ -45,6 +49,7 @@ class Evictor:
         sample_rows: int = SAMPLE_ROWS,
         batch_rows: int = BATCH_ROWS,
     ) -> None:
+        self.policy = policy
         self._holdings, self._tier, self._policy = holdings, tier, policy
         self._sample_rows, self._batch_rows = sample_rows, batch_rows
         self._random = np.random.default_rng(seed)

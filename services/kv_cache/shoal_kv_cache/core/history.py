@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal_kv_cache.core.candidates import Rows
 from shoal_kv_cache.core.table import SNAPSHOT, Table
@@ -66,12 +65,13 @@ class History:
         """Steps since the last use of each row."""
         return np.uint32(self.now) - self._table.last_use.array[rows]
 
-    def use(self, rows: Rows) -> NDArray[np.bool_]:
-        """Rows are used now; returns for which of them it is more than the last use going on. Ask for ages before."""
+    def fresh(self, rows: Rows) -> Rows:
+        """Those of the rows whose use now is more than the last one going on."""
+        return rows[self.ages(rows) > self._window]
+
+    def use(self, rows: Rows, fresh: Rows) -> None:
+        """Rows are used now; `fresh` are those of them that it counts for."""
         table = self._table
-        fresh = self.ages(rows) > self._window
-        used = rows[fresh]
-        past = table.history.array[used]
-        table.history.array[used] = np.where(past & _USES < _USES, past + 1, past)
+        past = table.history.array[fresh]
+        table.history.array[fresh] = np.where(past & _USES < _USES, past + 1, past)
         table.last_use.array[rows] = self.now
-        return fresh

@@ -63,11 +63,14 @@ class Index:
         self._history = History(self._table, window=max_entries // 256)
         self._lookup = Lookup(self._holdings)
         self._storing = Storing(self._holdings, self._history)
-        self._worth = tuple(
-            TokensPerByte(self._holdings, self._history, snapshot_tokens=snapshot_tokens) for _ in (RAM, SSD)
-        )
         self._evictors = tuple(
-            Evictor(self._holdings, tier, self._worth[tier], seed=seed + tier) for tier in (RAM, SSD)
+            Evictor(
+                self._holdings,
+                tier,
+                TokensPerByte(self._holdings, self._history, snapshot_tokens=snapshot_tokens),
+                seed=seed + tier,
+            )
+            for tier in (RAM, SSD)
         )
 
     def __len__(self) -> int:
@@ -292,12 +295,10 @@ class Index:
         return None if record is None else record.block_form
 
     def _use(self, rows: NDArray[np.uint32]) -> None:
-        history = self._table.history.array
-        ages, classes = self._history.ages(rows), history[rows]
-        fresh = self._history.use(rows)
-        for tier in (RAM, SSD):
-            held = fresh & (self._table.places[tier].array[rows] != NO_PLACE[tier])
-            self._worth[tier].density.hit(classes[held], ages[held])
+        fresh = self._history.fresh(rows)
+        for tier, evictor in enumerate(self._evictors):
+            evictor.policy.hit(fresh[self._table.places[tier].array[fresh] != NO_PLACE[tier]])
+        self._history.use(rows, fresh)
 
     def _attach(self, tier: int, entry: Entry, place: int) -> bool:
         row = self._lookup.row(self._lookup.number_of(entry.group), entry.key)

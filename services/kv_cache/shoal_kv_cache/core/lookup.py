@@ -137,14 +137,29 @@ class Lookup:
         # Blocks stored together mostly have rows in sequence.
         lengths = np.diff(ends[:, 0], prepend=0)
         rows = np.maximum(np.arange(count) + np.repeat(ends[:, 1] + 1 - ends[:, 0], lengths), 0)
-        same = table.hash_words[rows] == wanted
-        if not same.all():
+        if not self._are(rows, wanted, first_index):
             rows = np.array(self._walk(reached), np.int64)
-            same = table.hash_words[rows] == wanted
-        fits = table.block_index.array[rows] == np.arange(first_index, first_index + count, dtype=np.uint32)
-        if not (fits.all() and same.all()):
-            rows = rows[: int(np.argmin(fits & same.all(axis=1)))]
+            if not self._are(rows, wanted, first_index):
+                rows = np.array(self._one_by_one(group, hashes, first_index), np.int64)
         return rows.astype(np.uint32)
+
+    def _are(self, rows: NDArray[np.int64], wanted: NDArray[np.uint64], first_index: int) -> bool:
+        """Whether rows are the visible blocks with these hashes. A free row may still have the hash it had."""
+        table = self._table
+        return bool(
+            (table.hash_words[rows] == wanted).all()
+            and (table.state.array[rows] & (VISIBLE | SNAPSHOT) == VISIBLE).all()
+            and (table.block_index.array[rows] == np.arange(first_index, first_index + len(rows))).all()
+        )
+
+    def _one_by_one(self, group: Group, hashes: Sequence[bytes], first_index: int) -> list[int]:
+        number, path = self.number_of(group), []
+        for index, block_hash in enumerate(hashes, first_index):
+            row = self.block(number, block_hash)
+            if not row or self._table.block_index.at[row] != index:
+                break
+            path.append(row)
+        return path
 
     def _walk(self, reached: Sequence[tuple[int, int]]) -> list[int]:
         parents = self._table.parent.at

@@ -27,6 +27,10 @@ class TokensPerByte:
         worth: NDArray[np.float64] = density * tokens / self._holdings.sizes(rows)
         return worth
 
+    def hit(self, rows: Rows) -> None:
+        """Rows are used again."""
+        self.density.hit(self._holdings.table.history.array[rows], self._history.ages(rows))
+
     def evicted(self, history: int, last_use: int, count: int) -> None:
         """So many rows of one class and time of use go."""
         self.density.evicted(history, (self._history.now - last_use) & 0xFFFF_FFFF, count)
