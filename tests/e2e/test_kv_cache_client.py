@@ -14,7 +14,7 @@ from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
 from shoal_common.chains import HashChain
-from shoal_common.kv_cache_client import CacheItem, CacheNodes, CacheWriter, PrefixCache
+from shoal_common.kv_cache_client import CacheItem, CacheNodes, CacheWriter, Prefix, PrefixCache
 from shoal_common.kv_transport import KvPuller, PayloadSpec
 from shoal_common.rpc import Channels
 from shoal_common.telemetry import Metrics
@@ -99,6 +99,11 @@ def snapshot(chain: HashChain, tokens: int) -> CacheItem:
     return CacheItem(spec=spec, parent_hash=chain.parent_of(tokens // 128 - 1), data=b"s" * SNAPSHOT_BYTES)
 
 
+async def read(prefix: Prefix, tokens: int) -> list[bytes]:
+    """The blocks as bytes."""
+    return [bytes(one) for one in await prefix.blocks(tokens) or ()]
+
+
 def chain_of(name: int, tokens: int = 640) -> HashChain:
     return HashChain(bytes([name]) * 32, list(range(tokens)))
 
@@ -114,9 +119,9 @@ async def test_what_was_written_is_found_and_read_back(node: ServiceProcess, kin
             chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, tenant_tag=TENANT, max_hit_tokens=512, want_replay=True
         ) as prefix:
             assert (prefix.hit_tokens, prefix.replay_tokens, prefix.present_tokens) == (384, 512, 640)
-            assert await prefix.blocks(512) == [bytes([index]) * BLOCK_BYTES for index in range(4)]
+            assert await read(prefix, 512) == [bytes([index]) * BLOCK_BYTES for index in range(4)]
             assert await prefix.blocks(640) is None
-            assert await prefix.snapshot() == b"s" * SNAPSHOT_BYTES
+            assert bytes(await prefix.snapshot() or b"") == b"s" * SNAPSHOT_BYTES
         async with one.cache.acquired(
             chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, tenant_tag=TENANT, max_hit_tokens=256, blocks_only=True
         ) as prefix:

@@ -13,7 +13,7 @@ from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.common.v1 import kv_transport_service_pb2_grpc as transport_grpc
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
-from shoal_common.errors import ChecksumMismatch, Unimplemented
+from shoal_common.errors import ChecksumMismatch, OutOfCapacity, Unimplemented
 from shoal_common.kv_transport import (
     Export,
     ExportTable,
@@ -56,6 +56,7 @@ class KvNode(rpc.KvCacheServiceServicer):
         self.acquires: list[pb.AcquireRequest] = []
         self.reported: list[bytes] = []
         self.filled_count = 0
+        self.fails_next = False
         self.address = ""
         self._server = RpcServer(
             [
@@ -87,6 +88,9 @@ class KvNode(rpc.KvCacheServiceServicer):
     async def acquire(self, request: pb.AcquireRequest) -> pb.AcquireResponse:
         """Blocks as far as they are there, and the last snapshot on them."""
         self.acquires.append(request)
+        if self.fails_next:
+            self.fails_next = False
+            raise OutOfCapacity("told to fail")
         for lease_id in request.release_lease_ids:
             self._end(lease_id)
         limit = request.max_hit_tokens // 128

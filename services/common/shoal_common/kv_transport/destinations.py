@@ -24,6 +24,12 @@ class DestinationPool:
         self._lock = threading.Lock()
         self._memories: list[mmap.mmap] = []
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of all memories that may be used again."""
+        with self._lock:
+            return sum(map(len, self._memories))
+
     def take(self, size_bytes: int) -> memoryview:
         """Writable memory of `size_bytes` whose start is a multiple of 4096."""
         if size_bytes == 0:

@@ -139,8 +139,10 @@ class Export:
         """A copy of a payload. Raises NotFound (UNKNOWN_PAYLOAD)."""
         return b"".join(self.piece(payload_id, 1).views)
 
-    def piece(self, first_payload_id: int, count: int) -> Piece:
+    def piece(self, first_payload_id: int, count: int, *, max_bytes: int = 1 << 40) -> Piece:
         """The first payloads of [first_payload_id, + count) as far as one piece holds them; one at least.
+
+        Larger ones than `max_bytes` come one by one.
 
         Raises NotFound (UNKNOWN_PAYLOAD). The views stay mapped as long as they are held; what they show is right only
         while the export is open.
@@ -150,7 +152,8 @@ class Export:
             run = self._runs[index]
             skipped = first_payload_id - run.first_payload_id
             if skipped < run.count:
-                return self._piece_of_run(run, skipped, min(count, run.count - skipped))
+                limit = max(1, max_bytes // max(1, run.size_bytes))
+                return self._piece_of_run(run, skipped, min(count, run.count - skipped, limit))
         payload = self._payloads.get(first_payload_id)
         if payload is None:
             raise NotFound(f"payload {first_payload_id}", reason="UNKNOWN_PAYLOAD", payload_id=first_payload_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from shoal_common.kv_transport.arena import ArenaView
 from shoal_common.kv_transport.destinations import DestinationPool
 from shoal_common.kv_transport.grpc_pull import pull_by_grpc
 from shoal_common.kv_transport.host import host_id
-from shoal_common.kv_transport.shared_pull import copy_out
+from shoal_common.kv_transport.shared_pull import SharedCopy
 from shoal_common.kv_transport.stream_client import StreamPool, StreamPull, StreamUnreachable
 from shoal_common.kv_transport.wanted import Wanted, wanted_payloads, wanted_runs
 from shoal_common.rpc.channels import Channel
@@ -23,7 +24,11 @@ from shoal_common.rpc.channels import Channel
 _MAX_MAPPED_ARENAS = 64
 _MAX_THREADS = 8
 _INLINE_BYTES = 8 << 20
-"""Copied on the event loop itself: a thread would cost more than the millisecond that it saves."""
+"""Copied on the event loop itself: waiting for a thread would cost more than the millisecond that it saves."""
+_HELPER_BYTES = 2 << 20
+"""From here on another thread helps, if it comes to run in time."""
+_COPY_THREADS = min(4, os.cpu_count() or 1)
+"""More do not copy faster: memory is the limit."""
 _UNREACHABLE_S = 30.0
 DEFAULT_KINDS = (pb.TRANSPORT_KIND_SHM, pb.TRANSPORT_KIND_TCP, pb.TRANSPORT_KIND_GRPC)
 
@@ -97,11 +102,16 @@ class KvPuller:
         view = self._arenas.get(grant) if grant.kind == pb.TRANSPORT_KIND_SHM else None
         if view is None:
             return False
-        if memory.nbytes <= _INLINE_BYTES:
-            copy_out(view.memory, grant, wanted, memory)
-        else:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, copy_out, view.memory, grant, wanted, memory)
+        copy = SharedCopy(view.memory, grant, wanted, memory)
+        is_inline = memory.nbytes <= _INLINE_BYTES
+        helper_count = min(memory.nbytes // _HELPER_BYTES, _COPY_THREADS - is_inline)
+        helpers = [self._threads.submit(copy.run) for _ in range(helper_count)]
+        try:
+            if is_inline:
+                copy.run()
+        finally:
+            # A helper that has not begun yet finds nothing left to do.
+            await asyncio.gather(*(asyncio.wrap_future(one) for one in helpers if not is_inline or not one.cancel()))
         return True
 
     async def _by_stream(

@@ -95,7 +95,7 @@ async def _handle(calls: Mapping[str, StreamCall], call: Call) -> bytes:
 class CallConnection(asyncio.Protocol):
     """A connection that only makes calls, on the event loop itself: without a thread's two hand-overs a call.
 
-    One call at a time. Who sends another before the answer, or does not read answers, or is silent for `idle_s`, is cut.
+    One call at a time. Who sends another before the answer, does not read answers, or is silent for `idle_s`, is cut.
     """
 
     def __init__(

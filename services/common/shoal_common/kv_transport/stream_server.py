@@ -25,8 +25,7 @@ from shoal_common.kv_transport.stream_frames import (
 
 logger = logging.getLogger(__name__)
 
-_IDLE_S = 120.0
-_SLOWEST_BYTES_PER_S = 10e6
+_PIECE_BYTES = 16 << 20
 _BACKLOG = 128
 _JOIN_S = 2.0
 _CALL_S = 120.0
@@ -37,8 +36,8 @@ class StreamServer:
 
     `max_connections` of both together at most; more are closed at once.
 
-    A puller names an export by its unguessable id. Who does not read what was asked for is cut: a send has
-    `io_timeout_s` plus the time that its bytes take at 10 MB/s. Everything sent lies in the arena and is not copied.
+    A puller names an export by its unguessable id. Who does not read what was asked for is cut: 16 MiB have
+    `io_timeout_s` plus the time that they take at `slowest_bytes_per_s`. What lies in the arena is sent without a copy.
     """
 
     def __init__(
@@ -50,13 +49,17 @@ class StreamServer:
         ssl_context: ssl.SSLContext | None = None,
         max_connections: int = 256,
         io_timeout_s: float = 5.0,
+        idle_s: float = 120.0,
+        slowest_bytes_per_s: float = 10e6,
     ) -> None:
         """listen_address   host:port; port 0 picks one
         calls            by name, e.g. {"Acquire": StreamCall(pb.AcquireRequest, acquire)}
         ssl_context      of a server, with the mesh's CA and client certificates required; None: plain
+        idle_s           a connection that asks for nothing so long is closed; pullers keep theirs for half of it
         """
         self._exports, self._calls, self._ssl = exports, dict(calls or {}), ssl_context
         self._listen_address, self._max_connections, self._io_timeout_s = listen_address, max_connections, io_timeout_s
+        self._idle_s, self._slowest_bytes_per_s = idle_s, slowest_bytes_per_s
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._accepting: threading.Thread | None = None
@@ -159,7 +162,7 @@ class StreamServer:
     def _adopt(self, accepted: socket.socket) -> None:
         """Serve a connection that calls, here on the event loop."""
         assert self._loop is not None
-        connection = CallConnection(self._calls, idle_s=_IDLE_S, ended=self._callers.discard)
+        connection = CallConnection(self._calls, idle_s=self._idle_s, ended=self._callers.discard)
         if self._is_closed:
             accepted.close()
             return
@@ -176,7 +179,7 @@ class StreamServer:
 
     def _answer(self, connection: TimedSocket) -> bool:
         """One request; False when the peer is done."""
-        received = connection.receive_request(_IDLE_S, self._io_timeout_s)
+        received = connection.receive_request(self._idle_s, self._io_timeout_s)
         if received is None:
             return False
         kind, body = received
@@ -203,7 +206,7 @@ class StreamServer:
                 first, count = first + sent, count - sent
 
     def _send_piece(self, connection: TimedSocket, export: Export, first: int, count: int) -> int:
-        piece = export.piece(first, count)
+        piece = export.piece(first, count, max_bytes=_PIECE_BYTES)
         if not export.is_open:
             raise NotFound(f"export {export.export_id}", reason="UNKNOWN_EXPORT", export_id=export.export_id)
         head = pack_frame(FrameKind.DATA, DataHead(piece.first_payload_id, piece.count, piece.size_bytes).pack())
@@ -213,4 +216,4 @@ class StreamServer:
         return piece.count
 
     def _deadline_s(self, size_bytes: int) -> float:
-        return time.monotonic() + self._io_timeout_s + size_bytes / _SLOWEST_BYTES_PER_S
+        return time.monotonic() + self._io_timeout_s + size_bytes / self._slowest_bytes_per_s
