@@ -130,11 +130,13 @@ def write_rates(folder: Path, fsync: Fsync, round_index: int) -> tuple[float, fl
 
     plain = PlainFile(folder / "plain")
     sync_every = size_bytes // GROUPS if fsync is Fsync.ALWAYS else size_bytes
-    order = [
-        lambda: ("tier", rate(size_bytes, append)),
-        lambda: ("plain", rate(size_bytes, lambda: plain.write(size_bytes, sync_every=sync_every))),
-    ]
-    rates = dict(side() for side in (order if round_index % 2 else order[::-1]))
+    sides: dict[str, Callable[[], object]] = {
+        "tier": append,
+        "plain": lambda: plain.write(size_bytes, sync_every=sync_every),
+    }
+    # The one that comes first changes, in case the disk remembers.
+    order = sorted(sides, reverse=bool(round_index % 2))
+    rates = {name: rate(size_bytes, sides[name]) for name in order}
     tier.close()
     plain.close()
     remove(folder)

@@ -33,7 +33,7 @@ class KillingDisk(Disk):
         """Dies here, or (in "index") at some moment of the checkpoint that begins here."""
         if self._point == "index" and point == "checkpoint.begun" and self._is_time():
             delay_s = self._rng.random() * 0.003
-            threading.Thread(target=lambda: (time.sleep(delay_s), _die()), daemon=True).start()
+            threading.Timer(delay_s, _die).start()
         elif point == self._point and self._is_time():
             _die()
 
