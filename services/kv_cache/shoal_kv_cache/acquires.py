@@ -13,10 +13,10 @@ from shoal_common.kv_transport.buffers import Buffer
 from shoal_kv_cache.asked import Asked, on_disk, tier_hit, whereabouts_of
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, Entry, Group, Kind
 from shoal_kv_cache.core.found import Copy, Found, FoundSnapshot
-from shoal_kv_cache.core.load_rate import LoadRate
 from shoal_kv_cache.core.prefix_plan import Level, Reach, Whereabouts, choose, reaches_of
 from shoal_kv_cache.movement.promotion import Promoter
 from shoal_kv_cache.movement.sources import Look, Sighting, Source
+from shoal_kv_cache.movement.ssd import Disk
 from shoal_kv_cache.store import Store
 
 _MARGIN_S = 0.05
@@ -40,7 +40,7 @@ class Acquirer:
         promoter: Promoter,
         sources: Sequence[Source],
         *,
-        ssd_rate: LoadRate | None,
+        disk: Disk | None,
         max_loads: int,
         on_filled: OnFilled,
         clock: Callable[[], float] = time.monotonic,
@@ -48,8 +48,9 @@ class Acquirer:
         """sources: beyond this node, nearest first. on_filled: told what was stored from them."""
         self._store, self._promoter, self._sources, self._clock = store, promoter, tuple(sources), clock
         self._on_filled = on_filled
-        self._levels = [Level.RAM, *([Level.SSD] if ssd_rate else []), *(one.level for one in sources)]
-        self._rates = {one.level: one.rate for one in sources} | ({Level.SSD: ssd_rate} if ssd_rate else {})
+        self._disk = disk
+        self._levels = [Level.RAM, *([Level.SSD] if disk is not None else []), *(one.level for one in sources)]
+        self._rates = {one.level: one.rate for one in sources} | ({Level.SSD: disk.rate} if disk is not None else {})
         self._max_loads = max_loads
         self._loading: dict[tuple[Group, bytes], asyncio.Future[None]] = {}
         self._answers: dict[str, pb.AcquireResponse] = {}
@@ -109,7 +110,7 @@ class Acquirer:
         deadline_s = self._clock() + asked.budget_s - _MARGIN_S
         while True:
             found = self._store.index.find(asked.group, asked.hashes, asked.first_index)
-            where = whereabouts_of(found, asked)
+            where = self._here(found, asked)
             reaches = self._reaches(where, found, asked, [one for one in self._levels if one <= Level.SSD])
             left_s = deadline_s - self._clock()
             if not self._may_load(asked, reaches, left_s):
@@ -125,6 +126,9 @@ class Acquirer:
         finally:
             del self._loading[asked.group, missing]
             loaded.set_result(None)
+
+    def _here(self, found: Found, asked: Asked) -> Whereabouts:
+        return whereabouts_of(found, asked, is_disk_usable=self._disk is not None and not self._disk.is_resting)
 
     def _may_load(self, asked: Asked, reaches: Sequence[Reach], left_s: float) -> bool:
         """Whether a slower tier may have more than memory, and there is time and room to ask."""
@@ -151,7 +155,7 @@ class Acquirer:
             await self._look(asked, where, sightings, deadline_s)
             # Looked up again: the lease of loading keeps what was found, not where it lies in the index.
             found = self._store.index.find(asked.group, asked.hashes, asked.first_index)
-            where = _with(whereabouts_of(found, asked), sightings)
+            where = _with(self._here(found, asked), sightings)
             reaches = self._reaches(where, found, asked, self._levels)
             chosen = choose(
                 reaches,
@@ -218,7 +222,7 @@ class Acquirer:
             return list(await sighting.load(blocks, snapshot, timeout_s=left_s))
 
         parts = await asyncio.gather(
-            self._promoter.from_disk(asked.group, wanted),
+            self._promoter.from_disk(asked.group, wanted, timeout_s=left_s),
             *(from_source(level, one) for level, one in sightings.items() if level <= chosen.level),
         )
         loaded = [one for part in parts[1:] for one in part or []]

@@ -70,13 +70,18 @@ def asked_of(request: pb.AcquireRequest, *, max_lease_s: float, budget_s: float)
     )
 
 
-def whereabouts_of(found: Found, asked: Asked) -> Whereabouts:
+def whereabouts_of(found: Found, asked: Asked, *, is_disk_usable: bool) -> Whereabouts:
     """Positions before the chain's first hash are the caller's own affair: as good as in memory."""
     before = bytes([Level.RAM]) * found.first_index
-    here = np.where(found.slabs == NO_SLAB, np.uint8(Level.SSD), np.uint8(Level.RAM)).astype(np.uint8).tobytes()
+    elsewhere = Level.SSD if is_disk_usable else Level.ABSENT
+    here = np.where(found.slabs == NO_SLAB, np.uint8(elsewhere), np.uint8(Level.RAM)).astype(np.uint8).tobytes()
     absent = bytes(found.first_index + len(asked.hashes) - len(before) - len(here))
     places = zip(found.snapshot_places.tolist(), found.snapshot_in_ram.tolist(), strict=True)
-    snapshots = {found.first_index + place: Level.RAM if is_in_ram else Level.SSD for place, is_in_ram in places}
+    snapshots = {
+        found.first_index + place: Level.RAM if is_in_ram else Level.SSD
+        for place, is_in_ram in places
+        if is_in_ram or is_disk_usable
+    }
     return Whereabouts(levels=before + here + absent, snapshots=snapshots)
 
 

@@ -118,7 +118,7 @@ class Node:
             self.store,
             self._promoter,
             sources,
-            ssd_rate=self.disk.rate if self.disk is not None else None,
+            disk=self.disk,
             max_loads=config.max_loads,
             on_filled=self._filled,
             clock=clock,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal_common.errors import MeshError
 from shoal_kv_cache.core.changes import Changes
-from shoal_kv_cache.tiers.ssd import SsdTier, SsdUnavailable
+from shoal_kv_cache.tiers.ssd import Read, SsdTier, SsdUnavailable
 from support.kv_client import SLAB_BYTES, TestChain, items_of
 from support.kv_nodes import ServedNode, open_disk, served_node
+from support.waiting import until
 
 CHAIN = TestChain("disk", 100)
 
@@ -146,6 +151,35 @@ async def test_a_slow_disk_is_left_out_where_computing_is_faster(tmp_path: Path)
         assert (await one.client.acquire(CHAIN, tokens_per_s=1e5)).hit_tokens == 0
         found = await one.client.acquire(CHAIN, tokens_per_s=100)
         assert found.hit_tokens == 1280
+
+
+class HangingDisk(SsdTier):
+    """Answers no read until it is told."""
+
+    gate = threading.Event()
+
+    def read_many(self, reads: Sequence[Read], **more: Any) -> list[bytes | MeshError | None]:
+        self.gate.wait(20)
+        return super().read_many(reads, **more)
+
+
+async def test_a_disk_that_hangs_costs_one_caller_its_time_and_the_next_ones_nothing(tmp_path: Path) -> None:
+    HangingDisk.gate.clear()
+    disk = HangingDisk(tmp_path, capacity_bytes=8 << 20, segment_file_bytes=1 << 20)
+    async with served_node(ssd=disk, load_timeout_s=0.3) as one:
+        await one.client.put(items_of(CHAIN, 0, 50))
+        await written(one)
+        forget_memory(one)
+        await one.client.put(items_of(CHAIN, 64, 70))
+        started_s = time.monotonic()
+        for _ in range(10):
+            assert (await one.client.acquire(CHAIN)).replay_tokens == 0
+        assert time.monotonic() - started_s < 2
+        # Memory and puts go on, and what was read late is there.
+        assert await one.client.put(items_of(TestChain("others", 10), 0, 10)) == 10
+        HangingDisk.gate.set()
+        await until(lambda: one.node.store.index.usage()[0].block_count == 66, what="late reads")
+        assert (await one.client.acquire(CHAIN)).replay_tokens == 50 * 128
 
 
 async def test_two_acquires_of_one_prefix_read_it_once(tmp_path: Path) -> None:

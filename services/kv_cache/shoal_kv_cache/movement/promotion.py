@@ -46,13 +46,21 @@ class Promoter:
         self._running: set[asyncio.Task[Any]] = set()
         self._limit = asyncio.Semaphore(_CHUNKS_AT_ONCE)
 
-    async def from_disk(self, group: Group, wanted: Sequence[OnDisk]) -> None:
-        """Copies what can be had into memory. Damaged copies are dropped; a disk that fails ends it. Never raises."""
+    async def from_disk(self, group: Group, wanted: Sequence[OnDisk], *, timeout_s: float) -> None:
+        """Copies what can be had in time into memory; damaged copies are dropped. Never raises MeshError."""
         if self._disk is None or not wanted:
             return
         self._store.ram.fit_to(min(one.size_bytes for one in wanted))
-        chunks = [self._spawn(self._read_chunk(self._disk, group, chunk)) for chunk in _chunks(wanted)]
-        await asyncio.shield(asyncio.gather(*chunks))
+        begun: set[asyncio.Task[Any]] = set()
+        chunks = [self._spawn(self._read_chunk(self._disk, group, chunk, begun)) for chunk in _chunks(wanted)]
+        try:
+            done, _ = await asyncio.wait(chunks, timeout=timeout_s)
+            if not done:
+                self._disk.rest()
+        finally:
+            # What the disk writes into goes on; what waits for its turn would pile up behind a disk that hangs.
+            for task in set(chunks) - begun:
+                task.cancel()
 
     def store_loaded(self, loaded: Sequence[tuple[Entry, Buffer]], *, begun: int) -> list[Entry]:
         """Makes payloads of one group from elsewhere visible here, as far as there is room; returns what is new.
@@ -81,8 +89,13 @@ class Promoter:
         """Waits for reads that are on their way."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _read_chunk(self, disk: Disk, group: Group, chunk: Sequence[OnDisk]) -> None:
+    async def _read_chunk(
+        self, disk: Disk, group: Group, chunk: Sequence[OnDisk], begun: set[asyncio.Task[Any]]
+    ) -> None:
         async with self._limit:
+            task = asyncio.current_task()
+            assert task is not None
+            begun.add(task)
             try:
                 slabs = self._store.allocate([one.size_bytes for one in chunk], group.tenant_tag)
             except OutOfCapacity:
@@ -92,11 +105,7 @@ class Promoter:
                 Read(one.location, one.size_bytes, one.checksum, into=arena.views(slab, one.size_bytes))
                 for one, slab in zip(chunk, slabs, strict=True)
             ]
-            try:
-                results = await disk.read(reads)
-            except BaseException:
-                self._store.ram.free(slabs)
-                raise
+            results = await disk.read(reads)
             for one, slab, result in zip(chunk, slabs, results, strict=True):
                 self._take(group, one, slab, result)
 

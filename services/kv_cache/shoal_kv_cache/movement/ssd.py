@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from shoal_common.errors import MeshError
+from shoal_common.errors import ChecksumMismatch, MeshError, NotFound
 
 from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.entries import Entry, Key, Kind
@@ -29,6 +29,7 @@ T = TypeVar("T")
 _COMPACT_BYTES = 32 << 20
 _LOOK_S = 1.0
 _BURST_S = 0.25
+_REST_S = 5.0
 _BATCH_REMOVALS = 4096
 _PAGE_BYTES = 4096
 """The disk tier rounds payloads up to these."""
@@ -57,6 +58,16 @@ class Disk:
         self._to_remove: list[tuple[Key, int]] = []
         self._wake = asyncio.Event()
         self._removing = asyncio.Lock()
+        self._rest_until_s = 0.0
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether reads failed just now: every prompt would wait for the disk's timeout."""
+        return self._clock() < self._rest_until_s
+
+    def rest(self) -> None:
+        """Nothing is read for a while; the callers compute."""
+        self._rest_until_s = self._clock() + _REST_S
 
     async def call(self, work: Callable[[], T]) -> T:
         """Runs `work` on a thread of the pool. Not cut short: a write that began ends."""
@@ -75,6 +86,8 @@ class Disk:
         for result in results:
             if isinstance(result, MeshError):
                 self.counts.failed(result.reason)
+                if not isinstance(result, (ChecksumMismatch, NotFound)):
+                    self.rest()
         return results
 
     def forget(self, freed: Sequence[tuple[Key, int]]) -> None:
