@@ -42,7 +42,7 @@ class Asked:
 
 def asked_of(request: pb.AcquireRequest, *, max_lease_s: float, budget_s: float) -> Asked:
     """Raises InvalidArgument (MALFORMED_CHAIN) naming the field."""
-    if any(len(one) != HASH_BYTES for one in request.block_hashes):
+    if set(map(len, request.block_hashes)) - {HASH_BYTES}:
         raise InvalidArgument.at("block_hashes", f"each must be {HASH_BYTES} bytes", reason="MALFORMED_CHAIN")
     for field in ("max_hit_tokens", "position_begin"):
         if getattr(request, field) % BLOCK_TOKENS:
