@@ -26,6 +26,10 @@ class History:
         self._table, self._window = table, window
         self.now = 0
 
+    def advance(self, steps: int) -> None:
+        """So many entries are about to be stored, all at one time."""
+        self.now = (self.now + steps) & _MAX_AGE
+
     def stored(self, row: int, parent: int, *, is_continued: bool) -> None:
         """A block is new on `parent`, which ended its chain (`is_continued`), or branches off there."""
         table = self._table
@@ -34,14 +38,12 @@ class History:
             turns = table.history.at[parent] & _TURNS
             if (self.now - table.last_use.at[parent]) & _MAX_AGE > self._window and turns < _TURNS:
                 turns += _TURN
-        self.now = (self.now + 1) & _MAX_AGE
         table.history.at[row] = turns
         table.last_use.at[row] = self.now
 
     def stored_snapshot(self, row: int, block: int) -> None:
         """A snapshot of a block is new: the one before it on the chain is passed."""
         table = self._table
-        self.now = (self.now + 1) & _MAX_AGE
         table.history.at[row] = OF_SNAPSHOT | (table.history.at[block] & _TURNS)
         table.last_use.at[row] = self.now
         before = self.snapshot_before(block)

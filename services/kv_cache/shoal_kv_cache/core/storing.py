@@ -28,6 +28,7 @@ class Storing:
         if table.free_rows < need:
             raise IndexFull(f"{need} rows wanted, {table.free_rows} free", wanted=need, free=table.free_rows)
         record = self._holdings.groups.intern(entries[0].group)
+        self._history.advance(len(entries))
         outcomes = [Outcome.ORPHAN] * len(entries)
         foreign: set[bytes] = set()
         leaves: set[int] = set()
