@@ -6,17 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal_kv_cache.core.entries import Form, Group, Kind
+from shoal_kv_cache.tiers.descriptions import GroupForm, Malformed, Record, decode_form, encode_form
 from shoal_kv_cache.tiers.ssd.layout import (
     PAGE,
     FileHeader,
-    GroupForm,
-    Malformed,
-    Record,
     decode_batch,
     decode_file_header,
-    decode_form,
     encode_file_header,
-    encode_form,
     encode_records,
     encode_tombstones,
     location_of,

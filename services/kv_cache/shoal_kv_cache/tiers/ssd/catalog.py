@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from shoal_kv_cache.tiers.ssd.layout import PAGE, GroupForm, Record, number_and_page, pages_of
+from shoal_kv_cache.tiers.descriptions import GroupForm, Record
+from shoal_kv_cache.tiers.ssd.layout import PAGE, number_and_page, pages_of
 from shoal_kv_cache.tiers.ssd.segments import Segment
 
 

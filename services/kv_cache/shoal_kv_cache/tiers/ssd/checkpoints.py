@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shoal_kv_cache.tiers.descriptions import GroupForm, Record
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb
-from shoal_kv_cache.tiers.ssd.layout import FileHeader, GroupForm, Record, location_of
+from shoal_kv_cache.tiers.ssd.layout import FileHeader, location_of
 
 _MAX_PENDING = 1 << 17
 

@@ -10,11 +10,12 @@ from contextlib import suppress
 from shoal_common.errors import ChecksumMismatch, MeshError, NotFound
 
 from shoal_kv_cache.core.entries import Key
+from shoal_kv_cache.tiers.descriptions import Record
 from shoal_kv_cache.tiers.ssd.aligned import AlignedPool
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.errors import from_os
-from shoal_kv_cache.tiers.ssd.layout import MAX_TOMBSTONES, PAGE, Batch, Record, location_of, number_and_page
+from shoal_kv_cache.tiers.ssd.layout import MAX_TOMBSTONES, PAGE, Batch, location_of, number_and_page
 from shoal_kv_cache.tiers.ssd.reader import Reader
 from shoal_kv_cache.tiers.ssd.scan import Scanner
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles, Segment

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
+_SECTOR = 512
 
 
 class Disk:
@@ -37,7 +38,7 @@ class Disk:
             count = os.preadv(descriptor, [into[done:]], offset + done)
             done += count
             # A count that is not of whole pages is the file's end.
-            if count == 0 or count % 512:
+            if count == 0 or count % _SECTOR:
                 break
         return done
 
@@ -46,8 +47,10 @@ class Disk:
         left = [part for part in parts if len(part)]
         while left:
             count = os.pwritev(descriptor, left, offset)
+            # Where there is no room for all, the kernel may end anywhere; what goes on must be aligned again.
+            count -= count % _SECTOR
             if count == 0:
-                raise OSError(errno.ENOSPC, "nothing was written")
+                raise OSError(errno.ENOSPC, "the rest was not written")
             offset += count
             while left and count >= len(left[0]):
                 count -= len(left.pop(0))

@@ -16,10 +16,7 @@ import lmdb
 import xxhash
 from shoal_common.kv_transport.buffers import Buffer
 
-from shoal_kv_cache.tiers.ssd.layout import (
-    FILE_ID_BYTES,
-    PAGE_BITS,
-    FileHeader,
+from shoal_kv_cache.tiers.descriptions import (
     GroupForm,
     Malformed,
     Record,
@@ -28,6 +25,7 @@ from shoal_kv_cache.tiers.ssd.layout import (
     pack_record,
     unpack_record,
 )
+from shoal_kv_cache.tiers.ssd.layout import FILE_ID_BYTES, PAGE_BITS, FileHeader
 from shoal_kv_cache.tiers.ssd.page_map import PageMap
 
 _LOCATION = struct.Struct(">Q")

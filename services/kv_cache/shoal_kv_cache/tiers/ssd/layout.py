@@ -16,7 +16,16 @@ from typing import NamedTuple
 import xxhash
 from shoal_common.kv_transport.buffers import Buffer
 
-from shoal_kv_cache.core.entries import HASH_BYTES, Entry, Form, Group, Key, Kind
+from shoal_kv_cache.tiers.descriptions import (
+    RECORD_BYTES,
+    GroupForm,
+    Malformed,
+    Record,
+    decode_form,
+    encode_form,
+    pack_record,
+    unpack_record,
+)
 
 PAGE = 4096
 """Unit of place, and what O_DIRECT wants of memory, offsets and sizes."""
@@ -28,17 +37,9 @@ VERSION = 1
 
 _FILE = struct.Struct("<8sHxxIQ16sQ")
 _BATCH = struct.Struct("<8sBxxxIIIIIQ16s")
-_FORM = struct.Struct("<HHBBIQBx")
-_RECORD = struct.Struct("<BxxxIIIQQ32s32s")
 _CHECKSUM = struct.Struct("<Q")
 _FILE_MAGIC, _BATCH_MAGIC = b"SHOALSEG", b"SHOALBAT"
-_KIND_CODES = {Kind.BLOCK: 1, Kind.SNAPSHOT: 2}
-_KINDS = {code: kind for kind, code in _KIND_CODES.items()}
 MAX_TOMBSTONES = (MAX_HEADER_BYTES - _BATCH.size - _CHECKSUM.size) // 8
-
-
-class Malformed(Exception):
-    """Not what it should be: damaged, torn, or never written."""
 
 
 class FileHeader(NamedTuple):
@@ -46,37 +47,6 @@ class FileHeader(NamedTuple):
 
     number: int
     file_id: bytes
-
-
-class GroupForm(NamedTuple):
-    """What many records have in common."""
-
-    group: Group
-    form: Form
-
-
-class Record(NamedTuple):
-    """One payload in a file. `replaces` is the location that compaction copied it from, or 0."""
-
-    kind: Kind
-    form_index: int
-    position_end: int
-    page: int
-    checksum: int
-    replaces: int
-    block_hash: bytes
-    parent_hash: bytes
-
-    def entry(self, shared: GroupForm) -> Entry:
-        """The description that it was made from."""
-        return Entry(
-            Key(self.kind, self.block_hash),
-            shared.group,
-            self.parent_hash,
-            self.position_end,
-            shared.form,
-            self.checksum,
-        )
 
 
 class BatchKind(IntEnum):
@@ -133,39 +103,7 @@ def decode_file_header(data: Buffer) -> FileHeader:
 
 def header_size(form_sizes: int, record_count: int) -> int:
     """Bytes of the header of a batch of records, given the sum of `form_bytes` of its forms."""
-    return _BATCH.size + form_sizes + record_count * _RECORD.size + _CHECKSUM.size
-
-
-def encode_form(shared: GroupForm) -> bytes:
-    """Group and form as bytes."""
-    (kv_id, numerics_id, tag), form = (
-        (_utf8(shared.group.kv_id), _utf8(shared.group.numerics_id), shared.group.tenant_tag),
-        shared.form,
-    )
-    dtype = _utf8(form.dtype)
-    fixed = _FORM.pack(
-        len(kv_id), len(numerics_id), len(tag), len(dtype), form.positions, form.size_bytes, len(form.shape)
-    )
-    return b"".join((fixed, struct.pack(f"<{len(form.shape)}Q", *form.shape), kv_id, numerics_id, tag, dtype))
-
-
-def decode_form(data: Buffer, offset: int = 0) -> tuple[GroupForm, int]:
-    """The form at `offset` and the offset behind it. Raises Malformed."""
-    try:
-        kv_length, numerics_length, tag_length, dtype_length, positions, size_bytes, rank = _FORM.unpack_from(
-            data, offset
-        )
-        offset += _FORM.size
-        shape = struct.unpack_from(f"<{rank}Q", data, offset)
-        offset += 8 * rank
-        parts = []
-        for length in (kv_length, numerics_length, tag_length, dtype_length):
-            parts.append(bytes(data[offset : offset + length]))
-            offset += length
-        group = Group(parts[0].decode(), parts[1].decode(), parts[2])
-        return GroupForm(group, Form(positions, shape, parts[3].decode(), size_bytes)), offset
-    except (struct.error, UnicodeDecodeError) as error:
-        raise Malformed(str(error)) from error
+    return _BATCH.size + form_sizes + record_count * RECORD_BYTES + _CHECKSUM.size
 
 
 def encode_records(
@@ -229,23 +167,10 @@ def decode_batch(header: FileHeader, page: int, data: Buffer) -> Batch:
         for _ in range(form_count):
             shared, offset = decode_form(data, offset)
             forms.append(shared)
-        records = [unpack_record(data, offset + index * _RECORD.size) for index in range(count)]
+        records = [unpack_record(data, offset + index * RECORD_BYTES) for index in range(count)]
     except (struct.error, KeyError) as error:
         raise Malformed(str(error)) from error
     return Batch(page=page, page_count=page_count, header_bytes=header_bytes, forms=forms, records=records)
-
-
-def pack_record(record: Record) -> bytes:
-    """Fixed size, for headers and for the index."""
-    kind, form_index, position_end, page, checksum, replaces, block_hash, parent_hash = record
-    code = _KIND_CODES[kind]
-    return _RECORD.pack(code, form_index, position_end, page, checksum, replaces, block_hash, parent_hash)
-
-
-def unpack_record(data: Buffer, offset: int = 0) -> Record:
-    """Raises struct.error or KeyError."""
-    code, *rest = _RECORD.unpack_from(data, offset)
-    return Record(_KINDS[code], *rest)
 
 
 def _sealed(
@@ -257,10 +182,3 @@ def _sealed(
     )
     checksum = xxhash.xxh3_64_intdigest(head + body)
     return b"".join((head, body, _CHECKSUM.pack(checksum), bytes(-header_bytes % PAGE)))
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode()
-
-
-assert _RECORD.size == 32 + 2 * HASH_BYTES

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from shoal_kv_cache.tiers.descriptions import GroupForm, Record
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.layout import (
@@ -15,8 +16,6 @@ from shoal_kv_cache.tiers.ssd.layout import (
     MAX_HEADER_BYTES,
     PAGE,
     FileHeader,
-    GroupForm,
-    Record,
     encode_file_header,
     encode_records,
     encode_tombstones,

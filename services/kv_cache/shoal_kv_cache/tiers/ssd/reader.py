@@ -24,7 +24,7 @@ from shoal_kv_cache.tiers.ssd.layout import PAGE, number_and_page, pages_of
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles
 from shoal_kv_cache.tiers.ssd.values import Read
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 2 << 20
 # A batch's header between two payloads is cheaper read than gone around.
 _MAX_GAP_PAGES = 4
 

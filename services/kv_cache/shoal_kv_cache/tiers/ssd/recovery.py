@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from shoal_kv_cache.tiers.descriptions import GroupForm, Record
 from shoal_kv_cache.tiers.ssd.aligned import AlignedPool
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb, IndexedFile
-from shoal_kv_cache.tiers.ssd.layout import PAGE, Batch, GroupForm, Record, number_and_page, pages_of
+from shoal_kv_cache.tiers.ssd.layout import PAGE, Batch, number_and_page, pages_of
 from shoal_kv_cache.tiers.ssd.scan import Scanner
 from shoal_kv_cache.tiers.ssd.segments import Segment, number_of, segment_path
 from shoal_kv_cache.tiers.ssd.values import Recovered

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import xxhash
 
+from shoal_kv_cache.tiers.descriptions import Malformed
 from shoal_kv_cache.tiers.ssd.aligned import AlignedPool
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.layout import (
@@ -13,7 +14,6 @@ from shoal_kv_cache.tiers.ssd.layout import (
     PAGE,
     Batch,
     FileHeader,
-    Malformed,
     batch_header_bytes,
     decode_batch,
     decode_file_header,

@@ -13,16 +13,19 @@ from shoal_common.errors import ChecksumMismatch, MeshError
 from shoal_common.kv_transport.buffers import Buffer
 
 from shoal_kv_cache.core.entries import Entry
+from shoal_kv_cache.tiers.descriptions import GroupForm, Record
 from shoal_kv_cache.tiers.ssd.aligned import AlignedPool, Gate
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.errors import SsdBusy, SsdTimeout
 from shoal_kv_cache.tiers.ssd.health import Health
-from shoal_kv_cache.tiers.ssd.layout import PAGE, GroupForm, Record, pages_of
+from shoal_kv_cache.tiers.ssd.layout import PAGE, pages_of
 from shoal_kv_cache.tiers.ssd.writer import Append, Remove, Writer
 
 Copy: TypeAlias = tuple[GroupForm, Record, Buffer]
 """A payload with its description."""
-_MAX_RECORDS = 4096
+# Bounds on a batch's header, which must stay below MAX_HEADER_BYTES whatever the names' lengths.
+_MAX_RECORDS = 2048
+_MAX_FORMS = 4
 
 
 class Staging:
@@ -62,12 +65,15 @@ class Staging:
 
     def _batches(self, copies: Sequence[Copy]) -> Iterator[Sequence[Copy]]:
         begin, size_bytes = 0, 0
+        forms: set[GroupForm] = set()
         for index, (shared, _, _) in enumerate(copies):
             wanted_bytes = pages_of(shared.form.size_bytes) * PAGE
-            if index > begin and (size_bytes + wanted_bytes > self._pool.buffer_bytes or index - begin >= _MAX_RECORDS):
+            is_long = index - begin >= _MAX_RECORDS or len(forms) >= _MAX_FORMS
+            if index > begin and (is_long or size_bytes + wanted_bytes > self._pool.buffer_bytes):
                 yield copies[begin:index]
-                begin, size_bytes = index, 0
+                begin, size_bytes, forms = index, 0, set()
             size_bytes += wanted_bytes
+            forms.add(shared)
         if begin < len(copies):
             yield copies[begin:]
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 from shoal_common.errors import MeshError
 
+from shoal_kv_cache.tiers.descriptions import GroupForm, Record
 from shoal_kv_cache.tiers.ssd.aligned import AlignedPool, Gate
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.errors import SsdUnavailable, from_os
-from shoal_kv_cache.tiers.ssd.layout import GroupForm, Record, location_of
+from shoal_kv_cache.tiers.ssd.layout import location_of
 from shoal_kv_cache.tiers.ssd.log import Log
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles, Segment
 from shoal_kv_cache.tiers.ssd.values import Fsync
