@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from shoal_common.bus import Bus
@@ -39,6 +40,8 @@ from shoal_kv_cache.tiers.remote import RemoteStore
 from shoal_kv_cache.tiers.ssd import SsdTier
 from shoal_kv_cache.verify import Verifier
 
+logger = logging.getLogger(__name__)
+
 _EXPIRY_PERIOD_S = 1.0
 
 
@@ -60,7 +63,6 @@ class Node:
     ) -> None:
         self.node_id, self._clock, self._remote = node_id, clock, remote
         self._is_durable = ssd is not None and config.ssd_fsync == "always"
-        self.counts = {Level.RAM: TierCounts()}
         self.channels, self._puller = Channels(), KvPuller()
         arena = open_arena(config.ram_bytes, config.slab_bytes)
         self.exports = ExportTable(arena, max_exports=config.max_leases, stream_address=stream_address)
@@ -74,6 +76,7 @@ class Node:
             self.events,
             forget_on_disk=lambda freed: self.disk.forget(freed) if self.disk is not None else None,
         )
+        self.counts = {Level.RAM: self.store.ram_counts}
         self._to_disk: WriteBack | None = None
         if ssd is not None:
             self._add_disk(ssd, config)
@@ -140,7 +143,20 @@ class Node:
         disk, changes = self.disk, Changes()
         if disk is None:
             return 0
-        count = await disk.call(lambda: self.store.index.recover(disk.tier.recover(), changes))
+        too_many: list[tuple[Key, int]] = []
+
+        def fitting() -> Iterator[tuple[Entry, int]]:
+            for entry, location in disk.tier.recover():
+                # A root may take a row too.
+                if self.store.index.free_entries > 2:
+                    yield entry, location
+                else:
+                    too_many.append((entry.key, location))
+
+        count = await disk.call(lambda: self.store.index.recover(fitting(), changes))
+        if too_many:
+            logger.warning("the table is too small for the disk", extra={"dropped": len(too_many), "kept": count})
+            disk.forget(too_many)
         # Nobody knows of anything yet: whoever asks gets the list. What is gone was never told of.
         disk.forget(changes.freed_ssd)
         self.store.ram.free(changes.freed_slabs)
@@ -244,6 +260,7 @@ class Node:
         while True:
             await asyncio.sleep(_EXPIRY_PERIOD_S)
             self.expire()
+            self.stats.refresh()
 
 
 def _parents_first(entry: Entry) -> tuple[int, str]:

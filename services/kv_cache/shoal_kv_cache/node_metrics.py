@@ -33,7 +33,7 @@ def observe_node(metrics: Metrics, node: Node) -> None:
     """Registers them; read at each scrape, on the admin thread."""
 
     def number(name: str) -> float:
-        return node.stats.numbers()[name]
+        return node.stats.latest[name]
 
     for name, meaning in _NODE.items():
         metrics.observe(f"kv_cache_{name}", meaning, functools.partial(number, name))

@@ -33,6 +33,9 @@ class NodeStats:
     ) -> None:
         self.store, self.counts = store, counts
         self._node_id, self._ssd_capacity_bytes = node_id, ssd_capacity_bytes
+        self.latest: dict[str, float] = {}
+        """Figures as of the last `refresh`: what another thread may read."""
+        self.refresh()
 
     def get_stats(self) -> pb.GetStatsResponse:
         """See GetStats."""
@@ -76,6 +79,10 @@ class NodeStats:
                 kv_id=group.kv_id, numerics_id=group.numerics_id, tenant_tag=group.tenant_tag, tiers=tiers
             )
         return answer
+
+    def refresh(self) -> None:
+        """Takes the figures anew."""
+        self.latest = self.numbers()
 
     def numbers(self) -> dict[str, float]:
         """Figures of the node by name."""

@@ -15,10 +15,12 @@ from shoal_kv_cache.core.flush_epochs import FlushEpochs
 from shoal_kv_cache.core.found import Found, FoundSnapshot
 from shoal_kv_cache.core.index import Index, Outcome
 from shoal_kv_cache.events import EventStream
+from shoal_kv_cache.tier_counts import TierCounts
 from shoal_kv_cache.tiers.ram import RamTier
 
 PAYLOAD_KIND = {Kind.BLOCK: transport_pb.PAYLOAD_KIND_BLOCK, Kind.SNAPSHOT: transport_pb.PAYLOAD_KIND_ENCODER_WINDOW}
 KIND = {payload_kind: kind for kind, payload_kind in PAYLOAD_KIND.items()}
+_EVICT_BYTES = 8 << 20
 _EVICT_AT_ONCE = 64
 """Entries that go when the table is full: one at a time would make every put pay for a search."""
 
@@ -60,7 +62,7 @@ class Store:
         forget_on_disk: Callable[[Sequence[tuple[Key, int]]], None] = lambda freed: None,
     ) -> None:
         self.index, self.ram, self.exports, self.events = index, ram, exports, events
-        self.counts = Counts()
+        self.counts, self.ram_counts = Counts(), TierCounts()
         self.epochs = FlushEpochs()
         self._forget_on_disk = forget_on_disk
         self._exported: dict[str, Export] = {}
@@ -107,6 +109,7 @@ class Store:
             spec = _spec(found.group, Kind.SNAPSHOT, last.form, last.position_end - last.form.positions)
             runs.append(export.add_run(spec, [last.checksum], [last.slab]))
         self._exported[lease_id] = export
+        self.ram_counts.read(export.size_bytes)
         return Offered(export.grant, tuple(runs))
 
     def release(self, lease_id: str) -> None:
@@ -139,7 +142,9 @@ class Store:
         lacking = self.ram.lacking_bytes(sizes)
         while lacking:
             changes = Changes()
-            freed = self.index.evict_ram(lacking, changes, tenant_tag=tenant_tag)
+            # Some more at once: a search for every block of a put would cost more than what it finds.
+            wanted = max(lacking, min(_EVICT_BYTES, self.ram.capacity_bytes // 64))
+            freed = self.index.evict_ram(wanted, changes, tenant_tag=tenant_tag)
             self.counts.evicted_count += len(changes.freed_slabs)
             self.settle(changes)
             lacking = self.ram.lacking_bytes(sizes) if freed else 0
@@ -164,6 +169,8 @@ class Store:
         changes = Changes()
         outcomes = self.index.store(entries, slabs, changes)
         self.settle(changes)
+        stored = (entry for entry, outcome in zip(entries, outcomes, strict=True) if outcome is Outcome.STORED)
+        self.ram_counts.wrote(sum(entry.size_bytes for entry in stored))
         return outcomes
 
     def drop(self, key: Key, *, is_corrupt: bool = False) -> int:

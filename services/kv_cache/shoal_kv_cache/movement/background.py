@@ -100,8 +100,8 @@ class WriteBack:
             await asyncio.shield(future)
 
     async def quiesce(self) -> None:
-        """Waits until the batch that is on its way now has ended."""
-        while self._busy is not None:
+        """Waits until the batch that is on its way now has ended; not for those after it."""
+        if self._busy is not None:
             await asyncio.wait({self._busy})
 
     async def idle(self) -> None:

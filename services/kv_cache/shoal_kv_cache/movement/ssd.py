@@ -99,8 +99,10 @@ class Disk:
         """Removes what is to be removed by now. Raises MeshError where that is not durable."""
         async with self._removing:
             while self._to_remove:
-                batch, self._to_remove = self._to_remove[:_BATCH_REMOVALS], self._to_remove[_BATCH_REMOVALS:]
+                batch = self._to_remove[:_BATCH_REMOVALS]
                 await self.call(lambda batch=batch: self.tier.remove(batch))  # type: ignore[misc]
+                # Only now: what is not durably removed would be back after a restart.
+                del self._to_remove[: len(batch)]
 
     async def sync(self) -> None:
         """Makes everything durable. Raises MeshError."""
@@ -119,8 +121,9 @@ class Disk:
                 while self.tier.wants_compaction:
                     await self.compact(store)
             except MeshError as error:
+                if self.counts.failing_reason != error.reason:
+                    logger.warning("disk not tended", extra={"reason": error.reason, "error": error.message})
                 self.counts.failed(error.reason)
-                logger.warning("disk not tended", extra={"reason": error.reason, "error": error.message})
                 await asyncio.sleep(_LOOK_S)
 
     async def close(self) -> None:
@@ -194,21 +197,22 @@ class SsdSink:
         size_bytes = sum(entry.size_bytes for entry, _ in batch)
         stats = self._disk.tier.stats()
         paged_bytes = sum(-(-entry.size_bytes // _PAGE_BYTES) * _PAGE_BYTES for entry, _ in batch)
-        await self._make_room(stats.payload_bytes + paged_bytes - stats.capacity_bytes)
+        tenant_tag = batch[0][0].group.tenant_tag
+        await self._make_room(stats.payload_bytes + paged_bytes - stats.capacity_bytes, tenant_tag)
         try:
             return await self._disk.call(lambda: self._disk.tier.append(items))
         except SsdFull:
             # Files hold what was removed until they are compacted; what others write to this disk counts too.
-            await self._make_room(2 * size_bytes)
+            await self._make_room(2 * size_bytes, tenant_tag)
             while self._disk.tier.wants_compaction:
                 await self._disk.compact(self._store)
             return await self._disk.call(lambda: self._disk.tier.append(items))
 
-    async def _make_room(self, size_bytes: int) -> None:
+    async def _make_room(self, size_bytes: int, tenant_tag: bytes) -> None:
         if size_bytes <= 0:
             return
         changes = Changes()
-        self._store.index.evict_ssd(size_bytes, changes)
+        self._store.index.evict_ssd(size_bytes, changes, tenant_tag=tenant_tag)
         self._store.counts.evicted_count += len(changes.removed)
         self._store.settle(changes)
         await self._disk.remove_all()
