@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shoal.common.v1 import kv_transport_pb2 as pb
 from shoal_cli.main import main
 from shoal_kv_cache.core.rendezvous import Ring
-from support.kv_client import TestChain, items_of
+from support.kv_client import KvClient, TestChain, items_of
 from support.kv_cluster import MESH, Cluster, client, kv_cluster
 from support.service_process import ServiceProcess, service_process
 
@@ -51,10 +52,36 @@ def owned_by(name: str, wanted: list[TestChain], names: tuple[str, ...] = NAMES)
     return {chain.name for chain in wanted if ring.owners(chain.hashes[0])[0] == name}
 
 
+@pytest.mark.parametrize("kind", [pb.TRANSPORT_KIND_SHM, pb.TRANSPORT_KIND_TCP, pb.TRANSPORT_KIND_GRPC])
+async def test_every_way_out_of_a_node_gives_the_same_bytes(cluster: Cluster, kind: pb.TransportKind.ValueType) -> None:
+    chain = TestChain("ways out", 70)
+    async with client(cluster.nodes["a"]) as writer:
+        await writer.put(items_of(chain, 0, 70, [69]))
+    reader = KvClient(cluster.nodes["a"].address, kinds=[kind])
+    try:
+        found = await reader.acquire(chain)
+        assert found.grant.kind == kind
+        assert await reader.read(found) == [*chain.blocks(70), chain.snapshot(69)]
+    finally:
+        await reader.close()
+
+
+def test_a_disk_in_use_stops_the_start(cluster: Cluster, tmp_path: Path) -> None:
+    environment = {"SHOAL_KV_CACHE_SSD_DIRECTORY": str(cluster.folder / "disk-a")}
+    with (
+        pytest.raises(AssertionError, match="another process"),
+        service_process("shoal_kv_cache", log=tmp_path / "second.log", environment=environment),
+    ):
+        pass
+
+
 def test_the_command_line_sees_every_node_and_a_flush_leaves_nothing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = chains(10)
+    # What the tests before have left.
+    assert main(["kv", "flush", "--everything", *(f"--node={one.address}" for one in cluster.nodes.values())]) == 0
+    capsys.readouterr()
     asyncio.run(put_all(cluster.nodes["a"], wanted))
     cluster.wait_until_written()
     monkeypatch.setenv("SHOAL_NATS_URL", cluster.nats.url)
@@ -130,14 +157,3 @@ def test_under_fsync_always_nothing_acknowledged_is_lost_to_a_kill(tmp_path: Pat
     assert len(acknowledged) >= 12
     with service_process("shoal_kv_cache", log=tmp_path / "second.log", environment=environment) as node:
         assert asyncio.run(hits(node, wanted)) >= acknowledged
-
-
-def test_a_disk_in_use_stops_the_start(tmp_path: Path) -> None:
-    environment = {"SHOAL_KV_CACHE_SSD_DIRECTORY": str(tmp_path / "disk")}
-    second = service_process("shoal_kv_cache", log=tmp_path / "second.log", environment=environment)
-    with (
-        service_process("shoal_kv_cache", log=tmp_path / "first.log", environment=environment),
-        pytest.raises(AssertionError, match="another process"),
-        second,
-    ):
-        pass

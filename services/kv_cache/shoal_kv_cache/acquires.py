@@ -141,7 +141,7 @@ class Acquirer:
         ):
             return False
         is_more_here = local.load_bytes > 0
-        return is_more_here or (bool(self._sources) and not asked.is_from_peer)
+        return is_more_here or (not asked.is_from_peer and any(one.is_there for one in self._sources))
 
     async def _load(self, asked: Asked, found: Found, where: Whereabouts, deadline_s: float) -> pb.AcquireResponse:
         begun = self._store.epochs.now
@@ -227,7 +227,7 @@ class Acquirer:
         )
         loaded = [one for part in parts[1:] for one in part or []]
         loaded.sort(key=lambda one: (one[0].position_end, one[0].key.kind is Kind.SNAPSHOT))
-        filled = self._promoter.store_loaded(loaded, begun=begun)
+        filled = await self._promoter.store_loaded(loaded, begun=begun)
         if filled:
             self._on_filled(filled)
 

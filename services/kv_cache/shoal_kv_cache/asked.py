@@ -88,7 +88,9 @@ def whereabouts_of(found: Found, asked: Asked, *, is_disk_usable: bool) -> Where
 def on_disk(asked: Asked, found: Found, count: int, at: int | None, where: Whereabouts) -> list[OnDisk]:
     """What of the first `count` blocks found, and of the snapshot at the end of block `at`, is on disk alone."""
     wanted = []
-    for row in np.flatnonzero(found.slabs[: max(count, 0)] == NO_SLAB).tolist():
+    for row in range(max(count, 0)):
+        if where.levels[found.first_index + row] != Level.SSD:
+            continue
         assert found.form is not None
         key = Key(Kind.BLOCK, asked.hashes[row])
         wanted.append(OnDisk(key, int(found.locations[row]), found.form.size_bytes, int(found.checksums[row])))

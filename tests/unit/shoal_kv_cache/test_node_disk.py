@@ -204,3 +204,43 @@ def flip(folder: Path, payload: bytes) -> None:
             path.write_bytes(raw)
             return
     raise AssertionError("the payload is not on disk")
+
+
+async def test_a_table_too_small_for_the_disk_takes_what_fits_and_forgets_the_rest(tmp_path: Path) -> None:
+    async with served_node(ssd=open_disk(tmp_path)) as one:
+        for name in range(10):
+            await one.client.put(items_of(TestChain(f"large {name}", 10), 0, 10))
+        await written(one)
+    async with served_node(ssd=open_disk(tmp_path), max_entries=50) as one:
+        count = (await one.client.stats()).block_count
+        assert 30 < count < 50
+        assert one.node.disk is not None
+        await one.node.disk.remove_all()
+        assert one.node.disk.tier.stats().record_count == count
+
+
+class Forgetful(SsdTier):
+    """Cannot make removals durable while it is told so."""
+
+    is_failing = True
+
+    def remove(self, *args: Any, **more: Any) -> None:
+        if self.is_failing:
+            raise SsdUnavailable("broken")
+        super().remove(*args, **more)
+
+
+async def test_a_flush_that_a_disk_cannot_keep_says_so_and_can_be_repeated(tmp_path: Path) -> None:
+    disk = Forgetful(tmp_path, capacity_bytes=8 << 20, segment_file_bytes=1 << 20)
+    async with served_node(ssd=disk) as one:
+        await one.client.put(items_of(CHAIN, 0, 10))
+        await written(one)
+        for _ in range(2):
+            with pytest.raises(Exception, match="broken"):
+                await one.client.flush(everything=True)
+            assert (await one.client.acquire(CHAIN)).present_tokens == 0
+        disk.is_failing = False
+        await one.client.flush(everything=True)
+        assert disk.stats().record_count == 0
+    async with served_node(ssd=open_disk(tmp_path)) as one:
+        assert (await one.client.stats()).block_count == 0

@@ -73,6 +73,11 @@ class PeerSource:
         self._instance_id, self._timeout_s = instance_id, timeout_s
         self._limit = asyncio.Semaphore(_MAX_CALLS)
 
+    @property
+    def is_there(self) -> bool:
+        """See Source."""
+        return len(self.members) > 0
+
     async def look(self, look: Look) -> Sighting | None:
         """See Source."""
         parts = self._parts(look)

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 16 << 20
 _CHUNKS_AT_ONCE = 4
+_COPY_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Promoter:
             for task in set(chunks) - begun:
                 task.cancel()
 
-    def store_loaded(self, loaded: Sequence[tuple[Entry, Buffer]], *, begun: int) -> list[Entry]:
+    async def store_loaded(self, loaded: Sequence[tuple[Entry, Buffer]], *, begun: int) -> list[Entry]:
         """Makes payloads of one group from elsewhere visible here, as far as there is room; returns what is new.
 
         begun: flush number at the begin of the load. The payloads are verified.
@@ -70,19 +71,33 @@ class Promoter:
         if not loaded:
             return []
         group = loaded[0][0].group
-        if self._store.epochs.is_stale(begun, group.kv_id, group.tenant_tag):
-            return []
         self._store.ram.fit_to(min(entry.size_bytes for entry, _ in loaded))
         entries: list[Entry] = []
         slabs: list[int] = []
-        for entry, data in loaded:
-            try:
+        copied_bytes = 0
+        try:
+            for entry, data in loaded:
                 slabs += self._store.allocate([entry.size_bytes], group.tenant_tag)
-            except OutOfCapacity:
-                break
-            self._store.ram.arena.write(slabs[-1], 0, data)
-            entries.append(entry)
-        outcomes = self._store.commit(entries, slabs) if entries else []
+                self._store.ram.arena.write(slabs[-1], 0, data)
+                entries.append(entry)
+                copied_bytes += entry.size_bytes
+                if copied_bytes > _COPY_BYTES:
+                    # Others get their turn.
+                    copied_bytes = 0
+                    await asyncio.sleep(0)
+        except OutOfCapacity:
+            logger.info("no room for all that was loaded", extra={"kept": len(entries), "of": len(loaded)})
+        except BaseException:
+            self._store.ram.free(slabs)
+            raise
+        if self._store.epochs.is_stale(begun, group.kv_id, group.tenant_tag):
+            self._store.ram.free(slabs)
+            return []
+        try:
+            outcomes = self._store.commit(entries, slabs) if entries else []
+        except OutOfCapacity as error:
+            logger.info("nothing of what was loaded is kept", extra={"error": error.message})
+            return []
         return [entry for entry, outcome in zip(entries, outcomes, strict=True) if outcome is Outcome.STORED]
 
     async def close(self) -> None:

@@ -28,6 +28,7 @@ class RemoteSource:
     """Looks segment by segment, as far as the store has whole ones. See Source."""
 
     level = Level.REMOTE
+    is_there = True
 
     def __init__(
         self,

@@ -75,6 +75,11 @@ class Source(Protocol):
     level: Level
     rate: LoadRate
 
+    @property
+    def is_there(self) -> bool:
+        """False: asking is in vain now."""
+        ...
+
     async def look(self, look: Look) -> Sighting | None:
         """What it has; None for nothing. Never raises MeshError: a source that fails has nothing."""
         ...
