@@ -23,6 +23,8 @@ from shoal_kv_cache.tiers.ssd.writer import Append, Remove, Writer
 
 Copy: TypeAlias = tuple[GroupForm, Record, Buffer]
 """A payload with its description."""
+STAGE_BYTES = 4 << 20
+"""What is written in one go."""
 # Bounds on a batch's header, which must stay below MAX_HEADER_BYTES whatever the names' lengths.
 _MAX_RECORDS = 2048
 _MAX_FORMS = 4

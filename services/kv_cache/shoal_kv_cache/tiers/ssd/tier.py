@@ -26,7 +26,7 @@ from shoal_kv_cache.tiers.ssd.log import Log
 from shoal_kv_cache.tiers.ssd.reader import CHUNK_BYTES, Reader
 from shoal_kv_cache.tiers.ssd.recovery import Recovery
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles
-from shoal_kv_cache.tiers.ssd.staging import Staging, wait_for
+from shoal_kv_cache.tiers.ssd.staging import STAGE_BYTES, Staging, wait_for
 from shoal_kv_cache.tiers.ssd.values import Fsync, Moved, Read, Recovered, SsdStats
 from shoal_kv_cache.tiers.ssd.writer import Remove, Retire, Sync, Writer
 
@@ -82,7 +82,7 @@ class SsdTier:
         self._segment_file_bytes, self._fsync, self._interval_s = segment_file_bytes, fsync, fsync_interval_s
         self._timeout_s, self._queue_bytes, self._read_threads = timeout_s, queue_bytes, read_threads
         self._disk = disk if disk is not None else Disk()
-        self._pool = AlignedPool(buffer_bytes=CHUNK_BYTES, max_kept=2 * max(1, queue_bytes // CHUNK_BYTES))
+        self._pool = AlignedPool(buffer_bytes=CHUNK_BYTES, max_kept=max(1, queue_bytes // CHUNK_BYTES))
         self._health = Health()
         self._catalog = Catalog()
         self._files = OpenFiles(self._disk)
@@ -271,13 +271,14 @@ class SsdTier:
             is_synced=self._fsync is not Fsync.NEVER,
         )
         gate = Gate(self._queue_bytes)
+        stages = AlignedPool(buffer_bytes=STAGE_BYTES, max_kept=max(1, self._queue_bytes // STAGE_BYTES))
         writer = Writer(
             log,
             catalog,
             checkpoints,
             files,
             disk,
-            pool=pool,
+            pool=stages,
             gate=gate,
             fsync=self._fsync,
             interval_s=self._interval_s,
@@ -292,7 +293,7 @@ class SsdTier:
             threads=self._read_threads,
             finished=health.read,
         )
-        staging = Staging(writer, catalog, pool, gate, health)
+        staging = Staging(writer, catalog, stages, gate, health)
         mover = Mover(catalog, files, disk, pool, reader=reader, writer=writer, staging=staging)
         return _Parts(log=log, checkpoints=checkpoints, writer=writer, reader=reader, staging=staging, mover=mover)
 
