@@ -129,6 +129,7 @@ def test_a_death_costs_its_share_and_a_restart_with_the_disk_brings_it_back(clus
     assert asyncio.run(hits(cluster.nodes["b"], wanted)) == back
 
 
+@pytest.mark.long
 def test_under_fsync_always_nothing_acknowledged_is_lost_to_a_kill(tmp_path: Path) -> None:
     environment = {
         "SHOAL_KV_CACHE_SSD_DIRECTORY": str(tmp_path / "disk"),

@@ -161,6 +161,8 @@ class KvClient:
 
     async def read(self, answer: pb.AcquireResponse) -> list[bytes]:
         """The blocks, then the snapshot, of an answer."""
+        if not answer.runs:
+            return []
         pulled = await self.puller.pull_runs(answer.grant, answer.runs, self.channel, timeout_s=10)
         return [bytes(one) for one in pulled]
 

@@ -11,7 +11,7 @@ from shoal_common.settings import without_credentials
 
 from shoal_kv_cache.core.quotas import Quotas
 
-REMOTE_SCHEMES = ("redis", "rediss", "redis+cluster", "unix", "file", "mooncake")
+REMOTE_SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix", "dir", "mooncake")
 _NODE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _POSITIVE = ("ram_bytes", "max_leases", "max_puts", "max_loads", "max_entries", "ssd_threads")
 _NOT_NEGATIVE = (
@@ -63,7 +63,7 @@ class KvCacheConfig:
     ssd_write_bytes_per_s     limit on write-back to disk; 0: none
     ssd_read_bytes_per_s      limit on promotion from disk; 0: none
     remote_url                store outside of the mesh: redis://HOST:PORT/DB, rediss://, redis+cluster://, unix:///SOCKET,
-                              file:///FOLDER or mooncake://HOST:PORT; empty: none
+                              dir:///FOLDER or mooncake://HOST:PORT; empty: none
     remote_timeout_s          longest wait for it
     remote_write_bytes_per_s  limit on write-back to it; 0: none
     queue_bytes               payload bytes at most that wait for each slower tier and for other nodes

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal_common.errors import Unavailable
 from shoal_kv_cache.core.entries import Key, Kind
+from shoal_kv_cache.tiers.remote import open_remote
 from support.kv_client import TestChain, items_of
 from support.kv_nodes import served_node
 from support.memory_remote import MemoryRemote
@@ -124,3 +126,15 @@ async def test_a_caller_cancelled_while_it_loads_leaves_no_pin() -> None:
         one.node.acquirer.release_owner("owner")
         assert (await one.client.stats()).lease_count == 0
         assert (await one.client.acquire(CHAIN)).hit_tokens == 2560
+
+
+async def test_a_shared_directory_carries_a_prefix_from_one_node_to_another(tmp_path: Path) -> None:
+    url = f"dir://{tmp_path}?capacity_bytes=100000000"
+    async with served_node("one", remote=open_remote(url)) as one:
+        await one.client.put(items_of(CHAIN, 0, 150, [149]))
+        await asyncio.wait_for(one.node.write_out(), 20)
+    async with served_node("other", remote=open_remote(url)) as other:
+        found = await other.client.acquire(CHAIN)
+        assert found.hit_tokens == 150 * 128
+        assert await other.client.read(found) == [*CHAIN.blocks(150), CHAIN.snapshot(149)]
+        assert (await other.client.flush(everything=True)).remote_count == 151
