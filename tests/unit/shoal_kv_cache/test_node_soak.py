@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -65,7 +66,7 @@ class Walk:
 async def test_bytes_are_right_and_nothing_is_left(tmp_path: Path, seed: int) -> None:
     remote = MemoryRemote()
     disks = [open_disk(tmp_path / name, capacity_bytes=200 * 4096, segment_file_bytes=100_000) for name in "ab"]
-    settings = {"ram_bytes": 250 * SLAB_BYTES, "max_entries": 600, "max_leases": 64}
+    settings: dict[str, Any] = {"ram_bytes": 250 * SLAB_BYTES, "max_entries": 600, "max_leases": 64}
     async with (
         served_node("a", ssd=disks[0], remote=remote, **settings) as a,
         served_node("b", ssd=disks[1], remote=remote, **settings) as b,
