@@ -157,6 +157,36 @@ def test_a_failed_read_has_a_type_and_the_next_one_works(disk: FaultyDisk, tier:
     assert tier.stats().failing_reason == ""
 
 
+def test_a_removal_that_failed_is_durable_once_it_is_repeated(tmp_path: Path, disk: FaultyDisk, tier: SsdTier) -> None:
+    held = put(tier, range(4))
+    keys = [(item(number)[0].key, held[number]) for number in (1, 2)]
+    disk.fault["write"] = failing(errno.EIO)
+    for _ in range(2):
+        with pytest.raises(SsdUnavailable):
+            tier.remove(keys)
+    assert tier.stats().record_count == 2
+    disk.fault.clear()
+    tier.remove(keys)
+    tier.close()
+    (tmp_path / "index" / "data.mdb").unlink()
+    assert after_restart(tmp_path) == {0, 3}
+
+
+def test_no_clock_of_the_day_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def jump() -> float:
+        raise AssertionError("the clock of the day may jump")
+
+    monkeypatch.setattr("time.time", jump)
+    tier, _ = opened(tmp_path)
+    held = put(tier, range(60))
+    tier.remove([(item(number)[0].key, held.pop(number)) for number in range(40)])
+    moves = {moved.old_location: moved.new_location for moved in tier.compact(1 << 20)}
+    tier.retire()
+    held = {number: moves.get(location, location) or 0 for number, location in held.items()}
+    assert all(isinstance(result, bytes) for result in tier.read_many(reads_of(held)))
+    tier.close()
+
+
 def test_a_file_that_somebody_deleted_is_not_found(tmp_path: Path, tier: SsdTier) -> None:
     held = put(tier, range(3))
     for path in segment_files(tmp_path):

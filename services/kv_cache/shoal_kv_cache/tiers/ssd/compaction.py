@@ -47,7 +47,11 @@ def victims(catalog: Catalog, max_bytes: int) -> list[Segment]:
 
 
 class Mover:
-    """Empties files. Invariant: `moves` names both places of every record that is copied and not retired yet."""
+    """Ends records and empties files.
+
+    Invariants: `moves` names both places of every record that is copied and not retired yet; `unwritten` are the ended
+    records whose tombstones are not known to be written.
+    """
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class Mover:
         self._reader, self._writer, self._staging = reader, writer, staging
         self._one_at_a_time = threading.Lock()
         self._moves: dict[int, int] = {}
+        self._unwritten: set[int] = set()
         self.emptied: list[Segment] = []
 
     @property
@@ -74,10 +79,17 @@ class Mover:
             return sum(segment.waste_bytes for number, segment in self._catalog.segments.items() if number < newest)
 
     def kill(self, locations: Sequence[int]) -> list[int]:
-        """Ends records, with their copies; returns the locations where one lived."""
+        """Ends records, with their copies; returns the locations for which a tombstone is wanted."""
         with self._catalog.lock:
             both = [*locations, *(self._moves[at] for at in locations if at in self._moves)]
-            return [location for location in both if self._catalog.kill(location)]
+            dead = [location for location in both if self._catalog.kill(location) or location in self._unwritten]
+            self._unwritten.update(dead)
+            return dead
+
+    def written(self, locations: Sequence[int]) -> None:
+        """Their tombstones are written, and durable as the policy wants it."""
+        with self._catalog.lock:
+            self._unwritten.difference_update(locations)
 
     def compact(self, max_bytes: int, give_up_at_s: float) -> list[Moved]:
         """As SsdTier.compact."""
@@ -161,7 +173,8 @@ class Mover:
         self._discard([at.new_location for at in moved if at.new_location is not None])
 
     def _discard(self, locations: Sequence[int]) -> None:
-        dead = self.kill(locations)
+        dead = [location for location in locations if self._catalog.kill(location)]
         for begin in range(0, len(dead), MAX_TOMBSTONES):
+            # Without its tombstone a copy is found by the next start in place of what it was copied from.
             with suppress(MeshError):
                 self._writer.submit(Remove(dead[begin : begin + MAX_TOMBSTONES]))

@@ -83,7 +83,7 @@ class Staging:
         used_bytes = sum(pages_of(shared.form.size_bytes) for shared, _, _ in batch) * PAGE
         if not self._gate.enter(used_bytes, give_up_at_s):
             error = SsdBusy(f"{used_bytes} bytes found no room to be written from", wanted_bytes=used_bytes)
-            self._health.ended(error)
+            self._health.written(error)
             raise error
         buffer = self._pool.take(used_bytes)
         view = memoryview(buffer)
@@ -126,7 +126,7 @@ def wait_for(done: Future[list[int]], give_up_at_s: float, health: Health | None
             return done.result()
         error = SsdTimeout("the disk did not answer in time")
         if health is not None:
-            health.ended(error)
+            health.written(error)
         raise error from None
 
 

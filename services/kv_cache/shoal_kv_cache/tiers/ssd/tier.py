@@ -154,8 +154,8 @@ class SsdTier:
     def remove(self, keys: Sequence[tuple[Key, int]], *, timeout_s: float | None = None) -> None:
         """Forgets payloads by location; unknown ones are fine. A location moved by `compact` stands for both.
 
-        In effect at once for this process, whatever is raised. Durable on return under Fsync.ALWAYS, unless it raises
-        (as append): then a start without the index's next checkpoint would find them again.
+        In effect at once for this process, whatever is raised. Durable on return under Fsync.ALWAYS. When it raises (as
+        append) the next start may find them again, unless the call is repeated until it returns.
         """
         dead = self._parts.mover.kill([location for _, location in keys])
         jobs = [Remove(dead[begin : begin + MAX_TOMBSTONES]) for begin in range(0, len(dead), MAX_TOMBSTONES)]
@@ -163,6 +163,7 @@ class SsdTier:
             self._parts.writer.submit(job)
         for job in jobs:
             wait_for(job.done, self._give_up_at_s(timeout_s), self._health)
+            self._parts.mover.written(job.locations)
 
     def compact(self, max_bytes: int, *, timeout_s: float | None = None) -> list[Moved]:
         """Copies the live records of the files that have the most waste, until about max_bytes are copied.
@@ -257,7 +258,7 @@ class SsdTier:
             checkpoints.close()
             raise
         if recovery.unreadable:
-            self._health.ended(from_os(recovery.unreadable[0], "recovering"))
+            self._health.read(0, from_os(recovery.unreadable[0], "recovering"))
         self._started = self._start(checkpoints)
         return found
 
@@ -282,7 +283,7 @@ class SsdTier:
             gate=gate,
             fsync=self._fsync,
             interval_s=self._interval_s,
-            failed=health.ended,
+            failed=health.written,
         )
         reader = Reader(
             catalog,

@@ -27,6 +27,8 @@ from shoal_kv_cache.tiers.ssd.values import Fsync
 logger = logging.getLogger(__name__)
 
 _MAX_GROUP_BYTES = 32 << 20
+# A checkpoint writes the page maps of all files that changed: not each second.
+_TICKS_A_CHECKPOINT = 5
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -110,13 +112,15 @@ class Writer:
 
     def _run(self) -> None:
         next_tick_s = time.monotonic() + self._interval_s
+        ticks = 0
         while True:
             group = self._take(next_tick_s)
             try:
                 if group:
                     self._commit(group)
                 if not group or time.monotonic() >= next_tick_s:
-                    self._tick()
+                    ticks += 1
+                    self._tick(with_checkpoint=self._is_closing or ticks % _TICKS_A_CHECKPOINT == 0)
                     next_tick_s = time.monotonic() + self._interval_s
             except Exception:
                 logger.exception("the disk tier's writer failed")
@@ -206,16 +210,17 @@ class Writer:
             self._checkpoints.forget_file(segment.number)
             self._disk.reached("retire.deleted")
 
-    def _tick(self) -> None:
+    def _tick(self, *, with_checkpoint: bool) -> None:
         try:
             if self._fsync is not Fsync.NEVER:
                 self._log.sync()
         except OSError as error:
             self._failed(from_os(error, "making writes durable"))
             return
-        self._disk.reached("checkpoint.begun")
-        self._checkpoints.run()
-        self._disk.reached("checkpoint.done")
+        if with_checkpoint:
+            self._disk.reached("checkpoint.begun")
+            self._checkpoints.run()
+            self._disk.reached("checkpoint.done")
 
     def _undo(self, locations: Sequence[int]) -> None:
         self._kill(locations)
