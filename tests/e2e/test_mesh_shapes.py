@@ -30,7 +30,7 @@ SHAPES: dict[str, Settings] = {
     "remote, rows by gRPC": {
         "scheduler": REMOTE,
         "decode_worker": {"LOCAL_PREFILL_TOKENS": "0"},
-        "prefill_worker": {"ARENA_BYTES": "0", "STREAM_LISTEN_ADDRESS": ""},
+        "prefill_worker": {"ARENA_BYTES": "0", "STREAM_LISTEN_ADDRESS": "off"},
     },
     "all local, no drafts, steps of 33": {
         "scheduler": {"REMOTE_PREFILL_TOKENS": "1000000"},

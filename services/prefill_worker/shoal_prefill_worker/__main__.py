@@ -23,7 +23,7 @@ from shoal_common.kv_transport import (
     open_engines,
 )
 from shoal_common.process import Process
-from shoal_common.rpc import Channels, refused
+from shoal_common.rpc import AddressInUse, Channels, refused
 from shoal_common.settings import Loaded as LoadedSettings
 from shoal_common.watcher import Watcher
 
@@ -103,8 +103,11 @@ async def serve(process: Process, settings_in_force: LoadedSettings[PrefillWorke
         )
 
     await watcher.start()
-    if config.stream_listen_address:
-        stream.start()
+    if config.stream_listen_address != "off":
+        try:
+            stream.start()
+        except AddressInUse as error:
+            raise refused(ROLE, error) from error
     writing = asyncio.create_task(writer.run())
     try:
         await worker.serve(prepare)

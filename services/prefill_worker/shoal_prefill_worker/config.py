@@ -23,7 +23,7 @@ class PrefillWorkerConfig:
     threads              threads of one step; 0 leaves it to the kernels
     max_jobs             Prefill calls open at once
     arena_bytes          shared memory for rows on their way; 0: none
-    stream_listen_address      host:port of the byte stream by which other hosts pull rows; empty: none, they use gRPC
+    stream_listen_address      host:port of the byte stream by which other hosts pull rows; off: none, they use gRPC
     stream_advertised_address  host:port that they reach it by; empty: the worker's host, the port listened on
     kv_cache_address     host:port of the kv_cache node; empty: whoever is present, the one of this host first
     write_queue_bytes    blocks and snapshots waiting to be stored; what comes on top is dropped

@@ -22,6 +22,7 @@ from shoal_common.kv_transport.stream_frames import (
     TimedSocket,
     pack_frame,
 )
+from shoal_common.rpc.server import AddressInUse
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +85,13 @@ class StreamServer:
         return len(self._live) + len(self._callers)
 
     def start(self) -> None:
-        """Listen and serve. Called on the event loop that runs the handlers. Raises OSError when it cannot listen."""
+        """Listen and serve. Called on the event loop that runs the handlers. Raises AddressInUse."""
         host, _, port = self._listen_address.rpartition(":")
         self._loop = asyncio.get_running_loop()
-        self._listener = socket.create_server((host.strip("[]"), int(port)), backlog=_BACKLOG)
+        try:
+            self._listener = socket.create_server((host.strip("[]"), int(port)), backlog=_BACKLOG)
+        except OSError as error:
+            raise AddressInUse(f"{self._listen_address}: {error}") from error
         self._accepting = threading.Thread(target=self._accept, args=(self._listener,), name="kv-stream", daemon=True)
         self._accepting.start()
 
