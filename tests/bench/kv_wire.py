@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import uvloop
 from bench.harness import Bar, finish, percentile
@@ -86,6 +86,14 @@ def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def _ready(lines: IO[str]) -> str:
+    """The address that the node says, after whatever its libraries say."""
+    for line in lines:
+        if line.startswith("READY "):
+            return line.split()[1]
+    raise RuntimeError("the node did not start")
 
 
 class Client:
@@ -192,7 +200,7 @@ async def measure(rounds: int, node: tuple[str, ...]) -> int:
     figures: dict[str, object] = {"load_at_start": os.getloadavg()[0]}
     with process(sys.executable, "-P", "-m", *node) as serving, redis_server() as (unix, tcp):
         assert serving.stdout is not None
-        address = serving.stdout.readline().split()[-1]
+        address = _ready(serving.stdout)
         clients = {
             "shm": Client(address, (SHM, TCP, GRPC)),
             "tcp": Client(address, (TCP, GRPC)),

@@ -135,7 +135,7 @@ async def test_other_numerics_never_hit(node: ServiceProcess) -> None:
         one.writer.offer([block(chain, 0)], numerics_id=NUMERICS_ID, tenant_tag=TENANT)
         await asyncio.wait_for(one.writer.flush(), 10)
         async with one.cache.acquired(
-            chain.hashes, kv_id=KV_ID, numerics_id="other", max_hit_tokens=128, blocks_only=True
+            chain.hashes, kv_id=KV_ID, numerics_id="other", tenant_tag=TENANT, max_hit_tokens=128, blocks_only=True
         ) as prefix:
             assert prefix.pinned_tokens == 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from shoal_common.kv_transport import (
     SlabArena,
     StreamCall,
     StreamServer,
+    TransferEngine,
+    open_engines,
 )
 from shoal_common.rpc import Readiness, RpcServer, Service
 from shoal_common.telemetry import Metrics
@@ -40,10 +42,19 @@ class Held:
 class KvNode(rpc.KvCacheServiceServicer):
     """Serves Acquire, Release, Put, ReportCorrupt and GetStats over an arena of slabs."""
 
-    def __init__(self, *, size_bytes: int, has_stream: bool = True, is_shared: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        size_bytes: int,
+        has_stream: bool = True,
+        is_shared: bool = True,
+        engines: Sequence[TransferEngine] = (),
+    ) -> None:
         self.arena = SlabArena(size_bytes, is_shared=is_shared)
         self.stream: StreamServer | None = None
-        self.exports = ExportTable(self.arena, stream_address=lambda: self.stream.address if self.stream else "")
+        self.exports = ExportTable(
+            self.arena, stream_address=lambda: self.stream.address if self.stream else "", engines=engines
+        )
         if has_stream:
             self.stream = StreamServer(
                 self.exports,
@@ -194,13 +205,13 @@ def _columns(held: list[Held]) -> tuple[list[int], list[int]]:
     return [one.payload.checksum for one in held], [one.first for one in held]
 
 
-async def main(size_bytes: int) -> None:
+async def main(size_bytes: int, engines: Sequence[str]) -> None:
     """Serve until killed, saying where."""
-    async with KvNode(size_bytes=size_bytes) as node:
-        print(node.address, flush=True)
+    async with KvNode(size_bytes=size_bytes, engines=open_engines(engines, host="127.0.0.1")) as node:
+        print(f"READY {node.address}", flush=True)
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(int(sys.argv[1])))
+        runner.run(main(int(sys.argv[1]), sys.argv[2:]))

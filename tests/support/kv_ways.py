@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from shoal_common.kv_transport import (
     RunSpec,
     StreamCall,
     StreamServer,
+    TransferEngine,
 )
 from shoal_common.rpc.channels import Channel
 from shoal_common.rpc.interceptors import ServerInterceptor
@@ -47,9 +48,10 @@ async def holder(
     io_timeout_s: float = 5.0,
     idle_s: float = 60.0,
     slowest_bytes_per_s: float = 10e6,
+    engines: Sequence[TransferEngine] = (),
 ) -> AsyncIterator[Holder]:
     """An export table behind a stream and behind gRPC."""
-    exports = ExportTable(arena, stream_address=lambda: stream.address)
+    exports = ExportTable(arena, stream_address=lambda: stream.address, engines=engines)
     stream = StreamServer(
         exports,
         listen_address="127.0.0.1:0",

@@ -135,12 +135,13 @@ async def test_what_was_written_in_either_way_is_read_back_in_every_way(kinds: K
                 assert await prefix.blocks(896) is None
                 assert bytes(await prefix.snapshot() or b"") == snapshot
         assert node.stream is not None
-        assert (node.stream.sent_bytes > 0) == (kinds[0] == TCP)
+        sent_by = node.stream
+        await until(lambda: (sent_by.sent_bytes > 0) == (kinds[0] == TCP), what="the way that was granted")
 
 
 async def test_a_put_into_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     chain, data = chain_of(3), [os.urandom(BLOCK_BYTES) for _ in range(3)]
-    monkeypatch.setattr("shoal_common.kv_transport.puller.ArenaView", _unmappable)
+    monkeypatch.setattr("shoal_common.kv_transport.mapped.ArenaView", _unmappable)
     async with KvNode(size_bytes=8 << 20) as node, client(node.address) as one:
         await store(one, chain, data)
         async with one.acquired(chain, 384) as prefix:

@@ -13,7 +13,8 @@ from shoal.common.v1 import kv_transport_pb2 as pb
 
 from shoal_common.errors import NotFound, ResourceExhausted
 from shoal_common.kv_transport.arena import SharedArena
-from shoal_common.kv_transport.buffers import Buffer
+from shoal_common.kv_transport.buffers import Buffer, address_of
+from shoal_common.kv_transport.engines import TransferEngine
 from shoal_common.kv_transport.host import host_id
 from shoal_common.kv_transport.payloads import PayloadSpec, RunSpec, describe
 from shoal_common.kv_transport.slabs import SlabArena, slab_views
@@ -196,12 +197,20 @@ class ExportTable:
     """Live exports by id. Bounded; one event loop owns it, any thread may `get`."""
 
     def __init__(
-        self, arena: Arena | None, *, max_exports: int = 1024, stream_address: Callable[[], str] = lambda: ""
+        self,
+        arena: Arena | None,
+        *,
+        max_exports: int = 1024,
+        stream_address: Callable[[], str] = lambda: "",
+        engines: Sequence[TransferEngine] = (),
     ) -> None:
         """arena            where payloads lie; None: in this process, copied
         stream_address   host:port of the byte stream that serves this table (StreamServer.address); an empty host
                          means the one that the caller called; empty while none is served
+        engines          by which others may read the arena, best first. Raises EngineFailed if one cannot serve it
         """
+        self._engines = [(one.kind, one.serve(arena.memory)) for one in engines] if arena is not None else []
+        self._base_address = address_of(arena.memory) if self._engines and arena is not None else 0
         self.arena = arena
         self._max_exports = max_exports
         self._stream_address = stream_address
@@ -213,7 +222,8 @@ class ExportTable:
     def open(self, offer: pb.TransportOffer) -> Export:
         """A new export by the best way that both sides have. Raises ResourceExhausted (TOO_MANY_EXPORTS).
 
-        Shared memory for a puller on this host, then the byte stream; gRPC, which always works, for everyone else.
+        Shared memory for a puller on this host, then an engine that both have, then the byte stream; gRPC, which always
+        works, for everyone else.
         """
         if len(self._exports) >= self._max_exports:
             raise ResourceExhausted(
@@ -259,6 +269,10 @@ class ExportTable:
         if self.arena is not None and self._shares_memory(offer):
             grant.kind = pb.TRANSPORT_KIND_SHM
             grant.arena_name, grant.arena_nonce = self.arena.name, self.arena.nonce
+            grant.slab_bytes, grant.first_slab_offset = self.arena.slab_bytes, self.arena.first_slab_offset
+        elif (engine := next((one for one in self._engines if one[0] in offer.kinds), None)) and self.arena is not None:
+            grant.kind, grant.peer = engine
+            grant.base_address = self._base_address
             grant.slab_bytes, grant.first_slab_offset = self.arena.slab_bytes, self.arena.first_slab_offset
         elif grant.stream_address and pb.TRANSPORT_KIND_TCP in offer.kinds:
             grant.kind = pb.TRANSPORT_KIND_TCP

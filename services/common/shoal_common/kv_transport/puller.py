@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 import time
@@ -11,17 +12,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 from shoal.common.v1 import kv_transport_pb2 as pb
 
-from shoal_common.errors import FailedPrecondition
-from shoal_common.kv_transport.arena import ArenaView
+from shoal_common.errors import DeadlineExceeded
 from shoal_common.kv_transport.destinations import DestinationPool
+from shoal_common.kv_transport.engine_pull import pull_by_engine
+from shoal_common.kv_transport.engines import EngineFailed, TransferEngine
 from shoal_common.kv_transport.grpc_pull import pull_by_grpc
 from shoal_common.kv_transport.host import host_id
+from shoal_common.kv_transport.mapped import MappedArenas
 from shoal_common.kv_transport.shared_pull import SharedCopy
 from shoal_common.kv_transport.stream_client import StreamPool, StreamPull, StreamUnreachable
 from shoal_common.kv_transport.wanted import Wanted, wanted_payloads, wanted_runs
 from shoal_common.rpc.channels import Channel
 
-_MAX_MAPPED_ARENAS = 64
+logger = logging.getLogger(__name__)
+
 _MAX_THREADS = 8
 _INLINE_BYTES = 8 << 20
 """Copied on the event loop itself: waiting for a thread would cost more than the millisecond that it saves."""
@@ -44,15 +48,17 @@ class KvPuller:
         self,
         kinds: Iterable[pb.TransportKind.ValueType] = DEFAULT_KINDS,
         *,
+        engines: Sequence[TransferEngine] = (),
         ssl_context: ssl.SSLContext | None = None,
         max_idle_bytes: int = 256 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """kinds           the ways to offer, best first
+        engines         offered beside them, between shared memory and the stream; `close` closes them
         ssl_context     of a client, for holders whose streams are TLS
         max_idle_bytes  memory kept for the next pulls
         """
-        self._kinds = tuple(kinds)
+        self._kinds, self._engines = tuple(kinds), {one.kind: one for one in engines}
         self._clock = clock
         self.ssl_context = ssl_context
         self._arenas = MappedArenas()
@@ -64,7 +70,7 @@ class KvPuller:
     @property
     def offer(self) -> pb.TransportOffer:
         """What to send with a request for a grant."""
-        return pb.TransportOffer(kinds=self._kinds, host_id=host_id())
+        return pb.TransportOffer(kinds=(*self._kinds, *self._engines), host_id=host_id())
 
     async def pull(
         self, grant: pb.TransportGrant, payloads: Sequence[pb.Payload], channel: Channel, *, timeout_s: float
@@ -87,18 +93,24 @@ class KvPuller:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._streams.close()
         self._arenas.close()
+        for engine in self._engines.values():
+            engine.close()
 
     async def _pull(
         self, grant: pb.TransportGrant, wanted: list[Wanted], size_bytes: int, channel: Channel, timeout_s: float
     ) -> list[memoryview]:
         memory = self._destinations.take(size_bytes)
-        if not await self._by_memory(grant, wanted, memory) and not await self._by_stream(
-            grant, wanted, memory, channel, timeout_s
-        ):
-            await pull_by_grpc(grant, wanted, memory, channel, timeout_s)
+        ends_s = self._clock() + timeout_s
+        for way in (self._by_memory, self._by_engine, self._by_stream):
+            if await way(grant, wanted, memory, channel, ends_s - self._clock()):
+                break
+        else:
+            await pull_by_grpc(grant, wanted, memory, channel, max(0.0, ends_s - self._clock()))
         return [view for one in wanted for view in one.views(memory)]
 
-    async def _by_memory(self, grant: pb.TransportGrant, wanted: list[Wanted], memory: memoryview) -> bool:
+    async def _by_memory(
+        self, grant: pb.TransportGrant, wanted: list[Wanted], memory: memoryview, channel: Channel, timeout_s: float
+    ) -> bool:
         view = self._arenas.get(grant) if grant.kind == pb.TRANSPORT_KIND_SHM else None
         if view is None:
             return False
@@ -112,6 +124,24 @@ class KvPuller:
         finally:
             # A helper that has not begun yet finds nothing left to do.
             await asyncio.gather(*(asyncio.wrap_future(one) for one in helpers if not is_inline or not one.cancel()))
+        return True
+
+    async def _by_engine(
+        self, grant: pb.TransportGrant, wanted: list[Wanted], memory: memoryview, channel: Channel, timeout_s: float
+    ) -> bool:
+        engine = self._engines.get(grant.kind)
+        if engine is None:
+            return False
+        loop = asyncio.get_running_loop()
+        reading = loop.run_in_executor(self._threads, pull_by_engine, engine, grant, wanted, memory, timeout_s)
+        try:
+            # A read that cannot be given up goes on in its thread, which keeps the memory from being used again.
+            await asyncio.wait_for(reading, timeout_s)
+        except EngineFailed as error:
+            logger.warning("transfer engine failed", extra={"error": error.message})
+            return False
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{engine.kind} took more than {timeout_s} s", timeout_s=timeout_s) from error
         return True
 
     async def _by_stream(
@@ -131,33 +161,6 @@ class KvPuller:
             pull.cancel()
             raise
         return True
-
-
-class MappedArenas:
-    """Arenas of other processes, mapped once. Bounded: the one mapped first goes."""
-
-    def __init__(self, *, is_writable: bool = False) -> None:
-        self._is_writable = is_writable
-        self._views: dict[str, ArenaView] = {}
-
-    def get(self, grant: pb.TransportGrant) -> ArenaView | None:
-        """The arena of a grant; None when it is not shared after all."""
-        view = self._views.get(grant.arena_name)
-        if view is None:
-            try:
-                view = ArenaView(grant.arena_name, grant.arena_nonce, is_writable=self._is_writable)
-            except FailedPrecondition:
-                return None
-            while len(self._views) >= _MAX_MAPPED_ARENAS:
-                self._views.pop(next(iter(self._views))).close()
-            self._views[grant.arena_name] = view
-        return view
-
-    def close(self) -> None:
-        """Unmap all. Safe to repeat."""
-        for view in self._views.values():
-            view.close()
-        self._views.clear()
 
 
 def stream_address(grant: pb.TransportGrant, channel: Channel) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from shoal.common.v1 import kv_transport_pb2 as pb
 
 from shoal_common.errors import DataLoss
+from shoal_common.kv_transport.slabs import stretches
 from shoal_common.kv_transport.wanted import Wanted
 
 _CHUNK_BYTES = 512 << 10
@@ -81,21 +82,10 @@ class SharedCopy:
             self._gather(slabs, one.begin + index * one.stride, one.size_bytes)
 
     def _gather(self, slabs: Sequence[int], at: int, size_bytes: int) -> None:
-        for slab, stretch in _stretches(slabs):
+        for slab, stretch in stretches(slabs):
             part = min(stretch * self._slab_bytes, size_bytes)
             self._move(self._base + slab * self._slab_bytes, at, part)
             at, size_bytes = at + part, size_bytes - part
 
     def _move(self, from_: int, to: int, size_bytes: int) -> None:
         self._target[to : to + size_bytes] = self._source[from_ : from_ + size_bytes]
-
-
-def _stretches(slabs: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First slab and number of each stretch of slabs that follow each other."""
-    begin = previous = slabs[0]
-    for slab in slabs[1:]:
-        if slab != previous + 1:
-            yield begin, previous + 1 - begin
-            begin = slab
-        previous = slab
-    yield begin, previous + 1 - begin

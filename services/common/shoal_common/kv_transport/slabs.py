@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -180,19 +180,25 @@ class SlabArena:
         self.close()
 
 
+def stretches(slabs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First slab and number of each stretch of slabs that follow each other; there is one slab at least."""
+    begin = previous = slabs[0]
+    for slab in slabs[1:]:
+        if slab != previous + 1:
+            yield begin, previous + 1 - begin
+            begin = slab
+        previous = slab
+    yield begin, previous + 1 - begin
+
+
 def slab_views(
     memory: memoryview, first_slab_offset: int, slab_bytes: int, slabs: Sequence[int], size_bytes: int
 ) -> list[memoryview]:
     """`size_bytes` that fill `slabs` from the front, as few views as their order allows."""
     found: list[memoryview] = []
-    index = 0
-    while size_bytes > 0:
-        begin = index
-        index += 1
-        while index < len(slabs) and slabs[index] == slabs[index - 1] + 1:
-            index += 1
-        part = min((index - begin) * slab_bytes, size_bytes)
-        at = first_slab_offset + slabs[begin] * slab_bytes
+    for slab, count in stretches(slabs) if size_bytes else ():
+        part = min(count * slab_bytes, size_bytes)
+        at = first_slab_offset + slab * slab_bytes
         found.append(memory[at : at + part])
         size_bytes -= part
     return found
