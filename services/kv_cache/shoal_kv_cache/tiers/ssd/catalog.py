@@ -14,11 +14,17 @@ class Catalog:
     """Segment files by number. Safe to use from several threads.
 
     Invariant: live_bytes and record_count are the sums over the page maps of `segments`, file_bytes over the files.
+
+    unreadable  numbers of files that are there and could not be opened
+    unwritten   places of removed records that have no tombstone yet; for the index they live until they have one, since
+                what it alone knew would be back when it is lost
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.segments: dict[int, Segment] = {}
+        self.unreadable: set[int] = set()
+        self.unwritten: set[int] = set()
         self.highest_number = 0
         self.live_bytes = 0
         self.record_count = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 
 from shoal_kv_cache.tiers.ssd.layout import PAGE
 
@@ -85,9 +86,14 @@ class PageMap:
         """Bytes of the payloads that live, in whole pages."""
         return self.live_pages * PAGE
 
-    def to_bytes(self) -> bytes:
-        """For the index."""
-        return b"".join((_COUNTS.pack(self.end, self.live_count, self.live_pages), self._begins, self._lives))
+    def to_bytes(self, revived: Collection[int] = ()) -> bytes:
+        """For the index, with the payloads at `revived` as if they lived."""
+        lives, pages = bytearray(self._lives), self.live_pages
+        for page in revived:
+            lives[page >> 3] |= 1 << (page & 7)
+            pages += self.pages_at(page)
+        counts = _COUNTS.pack(self.end, self.live_count + len(revived), pages)
+        return b"".join((counts, self._begins, lives))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PageMap:

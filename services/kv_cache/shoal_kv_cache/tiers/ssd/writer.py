@@ -164,6 +164,9 @@ class Writer:
             except OSError as error:
                 for job, locations in answers:
                     self._kill(locations)
+                    if isinstance(job, Remove):
+                        with self._catalog.lock:
+                            self._catalog.unwritten.update(job.locations)
                     self._fail(job, error, "making writes durable")
                 return
         abandoned: list[int] = []
@@ -180,7 +183,7 @@ class Writer:
             case Append():
                 return self._append(job)
             case Remove():
-                self._log.append_tombstones(job.locations)
+                self._bury(job.locations)
             case Retire():
                 self._retire(job.segments)
             case Sync():
@@ -199,12 +202,22 @@ class Writer:
         found = {record.page: location_of(number, at.page) for record, at in zip(alive, placed, strict=True)}
         return [found.get(record.page, 0) for record in job.records]
 
+    def _bury(self, locations: Sequence[int]) -> None:
+        if not locations:
+            return
+        self._log.append_tombstones(locations)
+        with self._catalog.lock:
+            self._catalog.unwritten.difference_update(locations)
+
     def _retire(self, segments: Sequence[Segment]) -> None:
         if self._fsync is not Fsync.NEVER:
             self._log.sync()
         self._disk.reached("retire.durable")
-        for segment in segments:
+        # A tombstone never lies in an older file than what it ends, and its file must not go first.
+        for segment in sorted(segments, key=lambda segment: segment.number):
             self._disk.delete(segment.path)
+            if self._fsync is not Fsync.NEVER:
+                self._disk.sync_directory(segment.path.parent)
             self._files.forget(segment.path)
             self._catalog.drop(segment.number)
             self._checkpoints.forget_file(segment.number)
@@ -225,7 +238,7 @@ class Writer:
     def _undo(self, locations: Sequence[int]) -> None:
         self._kill(locations)
         try:
-            self._log.append_tombstones(locations)
+            self._bury(locations)
         except OSError as error:
             self._failed(from_os(error, "undoing a late write"))
 
