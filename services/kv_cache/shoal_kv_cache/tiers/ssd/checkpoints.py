@@ -31,10 +31,11 @@ class Checkpoints:
         """Records by location that are not in the index."""
         return self._records
 
-    def add(self, number: int, forms: Sequence[GroupForm], records: Sequence[Record]) -> None:
-        """Records that are written now."""
+    def add(self, number: int, forms: Sequence[GroupForm], records: Sequence[Record], first: int = 0) -> None:
+        """Records that are written now; their pages count from `first`."""
+        begin = location_of(number, first)
         for record in records:
-            self._records[location_of(number, record.page)] = (forms[record.form_index], record)
+            self._records[begin + record.page] = (forms[record.form_index], record)
         if len(self._records) > _MAX_PENDING and self.is_failing:
             self.give_up()
 

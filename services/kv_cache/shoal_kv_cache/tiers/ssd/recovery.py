@@ -88,7 +88,7 @@ class Recovery:
                 segment.pages, segment.indexed_end, segment.is_dirty = known.pages, known.indexed_end, False
                 self._trusted.add(number)
             else:
-                segment.pages.add_other(0, 1)
+                segment.pages.add_payloads((), 1)
                 self._checkpoints.forget_file(number)
             self._catalog.add(segment)
             if segment.pages.end > scanner.end:

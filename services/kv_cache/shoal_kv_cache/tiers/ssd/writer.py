@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from itertools import compress
 
 from shoal_common.errors import MeshError
 
@@ -194,13 +195,14 @@ class Writer:
 
     def _append(self, job: Append) -> list[int]:
         # A copy of a record that was removed while compaction had it in hand must not bring it back.
-        alive = [record for record in job.records if not record.replaces or self._catalog.find(record.replaces)]
+        is_alive = [not record.replaces or self._catalog.find(record.replaces) is not None for record in job.records]
+        alive = job.records if all(is_alive) else list(compress(job.records, is_alive))
         if not alive:
             return [0] * len(job.records)
-        number, placed = self._log.append(job.forms, alive, memoryview(job.buffer)[: job.used_bytes])
-        self._checkpoints.add(number, job.forms, placed)
-        found = {record.page: location_of(number, at.page) for record, at in zip(alive, placed, strict=True)}
-        return [found.get(record.page, 0) for record in job.records]
+        number, first = self._log.append(job.forms, alive, memoryview(job.buffer)[: job.used_bytes])
+        self._checkpoints.add(number, job.forms, alive, first)
+        begin = location_of(number, first)
+        return [begin + record.page if alive else 0 for record, alive in zip(job.records, is_alive, strict=True)]
 
     def _bury(self, locations: Sequence[int]) -> None:
         if not locations:
