@@ -198,9 +198,9 @@ def _told(steps: Steps, count: int) -> bytes | memoryview | None:
 
 async def _readable(connected: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(connected, lambda: ready.done() or ready.set_result(None))
+    ready = asyncio.Event()
+    loop.add_reader(connected, ready.set)
     try:
-        await ready
+        await ready.wait()
     finally:
         loop.remove_reader(connected)

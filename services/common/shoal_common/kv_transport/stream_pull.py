@@ -49,11 +49,8 @@ class StreamPull:
             while index < one.count:
                 head = yield from _data_head()
                 expected = (one.first_payload_id + index, one.size_bytes)
-                if (
-                    (head.first_payload_id, head.size_bytes) != expected
-                    or head.count > one.count - index
-                    or not head.count
-                ):
+                is_due = (head.first_payload_id, head.size_bytes) == expected
+                if not is_due or not 0 < head.count <= one.count - index:
                     raise DataLoss(f"{head} came for payload {expected[0]}", reason="SHORT_PAYLOAD", got=head)
                 yield from self._receive(one, index, index + head.count)
                 index += head.count
