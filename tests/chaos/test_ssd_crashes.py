@@ -145,7 +145,7 @@ def crash_often(driver: Driver, directory: Path, rounds: int, seed: int, fsync: 
         said = driver.round(**request)
         killed += said[-1]["ended"] != 0
         promises.hear(said)
-        if rng.random() < 0.1:
+        if rng.random() < 0.2:
             for part in ("data.mdb", "lock.mdb"):
                 (directory / "index" / part).unlink(missing_ok=True)
         check(directory, promises)

@@ -202,16 +202,19 @@ async def test_files_that_are_damaged_are_told_and_deleted(tmp_path: Path) -> No
     await store.close()
 
 
-async def test_a_folder_keeps_itself_below_its_bound(tmp_path: Path) -> None:
-    capacity_bytes = 256 * 20_000
+async def test_a_folder_keeps_itself_below_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Small folders fill slowly: as if there were few.
+    monkeypatch.setattr("shoal_kv_cache.tiers.remote.directory_backend._FOLDERS", 16)
+    monkeypatch.setattr("shoal_kv_cache.tiers.remote.directory_backend._digits", lambda digest: f"{digest[0] % 16:02x}")
+    capacity_bytes = 16 * 40_000
     store = open_remote(f"dir://{tmp_path}?capacity_bytes={capacity_bytes}")
-    for begin in range(0, 1200, 400):
-        await store.put_many(items(range(begin, begin + 400)), timeout_s=TIMEOUT_S)
+    for begin in range(0, 240, 40):
+        await store.put_many(items(range(begin, begin + 40)), timeout_s=TIMEOUT_S)
         used_bytes = bytes_below(tmp_path)
         assert used_bytes <= capacity_bytes * 1.1
     assert used_bytes > capacity_bytes // 2
-    newest = [item(number)[0].key for number in range(1198, 1200)]
-    assert await store.exists_many(item(1198)[0].group, newest, timeout_s=TIMEOUT_S) == [True] * 2
+    newest = [item(number)[0].key for number in range(238, 240)]
+    assert await store.exists_many(item(238)[0].group, newest, timeout_s=TIMEOUT_S) == [True] * 2
     await store.close()
 
 

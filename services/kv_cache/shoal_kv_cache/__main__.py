@@ -15,7 +15,7 @@ from shoal_common.admin import Work
 from shoal_common.bus import Bus
 from shoal_common.errors import MeshError
 from shoal_common.instance import Addresses, Instance
-from shoal_common.kv_transport import KvTransportServicer, StreamCall, StreamServer, host_id
+from shoal_common.kv_transport import KvTransportServicer, StreamCall, StreamServer, host_id, host_of, open_engines
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process, begin, run
@@ -56,6 +56,9 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
             node_id=node_id,
             ssd=ssd,
             remote=_open_remote(config),
+            engines=open_engines(
+                shared.transfer_engine_names, host=host_of(config.advertised_address or config.listen_address)
+            ),
             stream_address=lambda: config.stream_advertised_address or (stream.address if stream is not None else ""),
         )
         recovered = await node.recover()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal_common.errors import ResourceExhausted
 from shoal_common.kv_transport.buffers import Buffer
 
-from shoal_kv_cache.asked import Asked, on_disk, tier_hit, whereabouts_of
+from shoal_kv_cache.asked import Asked, first_wanted, on_disk, tier_hit, whereabouts_of, with_sightings
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, Entry, Group, Kind
 from shoal_kv_cache.core.found import Copy, Found, FoundSnapshot
 from shoal_kv_cache.core.prefix_plan import Level, Reach, Whereabouts, choose, reaches_of
@@ -155,7 +155,7 @@ class Acquirer:
             await self._look(asked, where, sightings, deadline_s)
             # Looked up again: the lease of loading keeps what was found, not where it lies in the index.
             found = self._store.index.find(asked.group, asked.hashes, asked.first_index)
-            where = _with(self._here(found, asked), sightings)
+            where = with_sightings(self._here(found, asked), sightings)
             reaches = self._reaches(where, found, asked, self._levels)
             chosen = choose(
                 reaches,
@@ -178,7 +178,7 @@ class Acquirer:
     ) -> None:
         """Asks the sources, nearest first, for what the nearer ones do not have."""
         for source in () if asked.is_from_peer else self._sources:
-            begin = _begin(asked, _with(where, sightings))
+            begin = first_wanted(asked, with_sightings(where, sightings))
             left_s = deadline_s - self._clock()
             if begin >= asked.wish.max_blocks or left_s <= 0:
                 break
@@ -293,24 +293,3 @@ class Acquirer:
         counts.hit_count += answer.hit_tokens > 0
         counts.queried_tokens += len(asked.hashes) * BLOCK_TOKENS
         counts.hit_tokens += answer.hit_tokens
-
-
-def _begin(asked: Asked, where: Whereabouts) -> int:
-    """First block after the usable prefix: a snapshot above it may be elsewhere although its block is here."""
-    present = where.levels.find(Level.ABSENT)
-    end = min(len(where.levels) if present < 0 else present, asked.wish.max_blocks)
-    if asked.wish.blocks_only:
-        return end
-    return max((index + 1 for index in where.snapshots if index < end), default=asked.first_index)
-
-
-def _with(where: Whereabouts, sightings: Mapping[Level, Sighting]) -> Whereabouts:
-    """What is here, and what was seen elsewhere: each payload at the nearest place."""
-    levels, snapshots = bytearray(where.levels), dict(where.snapshots)
-    for level, sighting in sightings.items():
-        for index in sighting.blocks:
-            if levels[index] == Level.ABSENT:
-                levels[index] = level
-        for index in sighting.snapshots:
-            snapshots.setdefault(index, level)
-    return Whereabouts(levels=bytes(levels), snapshots=snapshots)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from shoal_kv_cache.core.entries import BLOCK_TOKENS, HASH_BYTES, Group, Key, Ki
 from shoal_kv_cache.core.found import NO_SLAB, Found
 from shoal_kv_cache.core.prefix_plan import Level, Reach, Whereabouts, Wish
 from shoal_kv_cache.movement.promotion import OnDisk
+from shoal_kv_cache.movement.sources import Sighting
 
 _TIERS = {
     Level.RAM: pb.TIER_RAM,
@@ -83,6 +84,27 @@ def whereabouts_of(found: Found, asked: Asked, *, is_disk_usable: bool) -> Where
         if is_in_ram or is_disk_usable
     }
     return Whereabouts(levels=before + here + absent, snapshots=snapshots)
+
+
+def first_wanted(asked: Asked, where: Whereabouts) -> int:
+    """First block after the usable prefix: a snapshot above it may be elsewhere although its block is here."""
+    present = where.levels.find(Level.ABSENT)
+    end = min(len(where.levels) if present < 0 else present, asked.wish.max_blocks)
+    if asked.wish.blocks_only:
+        return end
+    return max((index + 1 for index in where.snapshots if index < end), default=asked.first_index)
+
+
+def with_sightings(where: Whereabouts, sightings: Mapping[Level, Sighting]) -> Whereabouts:
+    """What is here, and what was seen elsewhere: each payload at the nearest place."""
+    levels, snapshots = bytearray(where.levels), dict(where.snapshots)
+    for level, sighting in sightings.items():
+        for index in sighting.blocks:
+            if levels[index] == Level.ABSENT:
+                levels[index] = level
+        for index in sighting.snapshots:
+            snapshots.setdefault(index, level)
+    return Whereabouts(levels=bytes(levels), snapshots=snapshots)
 
 
 def on_disk(asked: Asked, found: Found, count: int, at: int | None, where: Whereabouts) -> list[OnDisk]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal_common.bus import Bus
 from shoal_common.errors import MeshError
-from shoal_common.kv_transport import ExportTable, KvPuller
+from shoal_common.kv_transport import ExportTable, KvPuller, TransferEngine
 from shoal_common.rpc import Channels
 
 from shoal_kv_cache.acquires import Acquirer
@@ -59,13 +59,14 @@ class Node:
         ssd: SsdTier | None = None,
         remote: RemoteStore | None = None,
         stream_address: Callable[[], str] = lambda: "",
+        engines: Sequence[TransferEngine] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node_id, self._clock, self._remote = node_id, clock, remote
         self._is_durable = ssd is not None and config.ssd_fsync == "always"
-        self.channels, self._puller = Channels(), KvPuller()
+        self.channels, self._puller = Channels(), KvPuller(engines=engines)
         arena = open_arena(config.ram_bytes, config.slab_bytes)
-        self.exports = ExportTable(arena, max_exports=config.max_leases, stream_address=stream_address)
+        self.exports = ExportTable(arena, max_exports=config.max_leases, stream_address=stream_address, engines=engines)
         self.events = EventStream(bus, mesh=mesh, instance_id=instance_id)
         index = Index(Leases(max_leases=config.max_leases), max_entries=config.max_entries, quotas=config.quotas())
         self.disk: Disk | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from shoal_kv_cache.tiers.ssd import Fsync
+from shoal_kv_cache.tiers.ssd import Fsync, SsdUnavailable
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.index_db import IndexDb
 from support.ssd_items import item, items, number_by_key, opened, pages_with, readable, segment_files
@@ -217,6 +218,94 @@ def test_removed_payloads_stay_removed_after_compaction_of_their_tombstones(tmp_
     tier.close()
     shutil.rmtree(tmp_path / "index")
     assert found_numbers(tmp_path) == set(range(1, 80)) | set(range(190, 200))
+
+
+class WatchedDisk(Disk):
+    """Does something when a point is reached."""
+
+    def __init__(self) -> None:
+        self.watch: dict[str, Callable[[], None]] = {}
+
+    def reached(self, point: str) -> None:
+        if point in self.watch:
+            self.watch.pop(point)()
+
+    def write(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> None:
+        if "write" in self.watch:
+            self.watch["write"]()
+        super().write(descriptor, parts, offset)
+
+
+def without_index(directory: Path) -> None:
+    """Makes the next start read the files."""
+    shutil.rmtree(directory / "index")
+
+
+def test_what_was_removed_from_an_unfinished_compaction_stays_removed(tmp_path: Path) -> None:
+    tier, _ = opened(tmp_path / "one")
+    held = tier.append(items(range(100)))
+    tier.remove([(item(number)[0].key, held[number]) for number in range(40) if number % 4])
+    copied = {NUMBERS[moved.key] for moved in tier.compact(0)}
+    assert copied
+    tier.sync()
+    # Killed before the old copies are deleted.
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    tier.close()
+    tier, found = opened(tmp_path / "two")
+    assert readable(tier, found, NUMBERS) == set(range(100)) - {number for number in range(40) if number % 4}
+    tier.remove([(item(number)[0].key, found[item(number)[0].key]) for number in copied])
+    later = tier.append(items(range(100, 200)))
+    tier.remove([(item(number)[0].key, at) for number, at in zip(range(100, 200), later, strict=True)])
+    # The copies' file is compacted away with their tombstones; the originals' file may be still there.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "shoal_kv_cache.tiers.ssd.compaction.victims",
+            lambda catalog, _: [
+                segment for number, segment in catalog.segments.items() if 1 < number < catalog.highest_number
+            ],
+        )
+        tier.compact(1 << 30)
+        tier.retire()
+    tier.close()
+    without_index(tmp_path / "two")
+    assert not copied & found_numbers(tmp_path / "two")
+
+
+def test_what_was_removed_stays_removed_when_deleting_of_files_is_cut_short(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    tier, _ = opened(tmp_path / "one", disk=disk, segment_file_bytes=128 << 10)
+    held = tier.append(items(range(120)))
+    gone = {number for number in range(120) if number % 3}
+    for number in sorted(gone):
+        tier.remove([(item(number)[0].key, held[number])])
+    tier.compact(1 << 30)
+
+    def copy() -> None:
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+
+    disk.watch["retire.deleted"] = copy
+    tier.retire()
+    tier.close()
+    assert len(segment_files(tmp_path / "two")) > len(segment_files(tmp_path / "one"))
+    without_index(tmp_path / "two")
+    assert found_numbers(tmp_path / "two") == set(range(120)) - gone
+
+
+def test_a_removal_that_failed_comes_to_the_same_with_and_without_the_index(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "injected")
+
+    disk = WatchedDisk()
+    tier, _ = opened(tmp_path / "one", disk=disk)
+    held = tier.append(items(range(10)))
+    disk.watch["write"] = fail
+    with pytest.raises(SsdUnavailable):
+        tier.remove([(item(3)[0].key, held[3])])
+    tier.sync()
+    tier.close()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    without_index(tmp_path / "two")
+    assert found_numbers(tmp_path / "one") == found_numbers(tmp_path / "two") == set(range(10))
 
 
 class LosingDisk(Disk):

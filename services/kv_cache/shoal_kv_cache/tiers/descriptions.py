@@ -83,11 +83,11 @@ def decode_form(data: Buffer, offset: int = 0) -> tuple[GroupForm, int]:
         raise Malformed(str(error)) from error
 
 
-def pack_record(record: Record) -> bytes:
-    """Fixed size, for headers and for the index."""
+def pack_record(record: Record, first: int = 0) -> bytes:
+    """Fixed size, for headers and for the index, with its page counted from `first`."""
     kind, form_index, position_end, page, checksum, replaces, block_hash, parent_hash = record
     code = _KIND_CODES[kind]
-    return _RECORD.pack(code, form_index, position_end, page, checksum, replaces, block_hash, parent_hash)
+    return _RECORD.pack(code, form_index, position_end, first + page, checksum, replaces, block_hash, parent_hash)
 
 
 def unpack_record(data: Buffer, offset: int = 0) -> Record:

@@ -88,7 +88,7 @@ class DirectoryBackend:
             raise _typed(error) from error
 
     def _path(self, name: Name) -> Path:
-        return self._root / name.key.block_hash[:1].hex() / ",".join(group_parts(name.group)) / name.leaf
+        return self._root / _digits(name.key.block_hash) / ",".join(group_parts(name.group)) / name.leaf
 
     def _read(self, name: Name, max_bytes: int) -> Buffer | None:
         try:
@@ -176,6 +176,11 @@ class DirectoryBackend:
         count = sum(not name.startswith(".") for name in os.listdir(trash))
         shutil.rmtree(trash)
         return count
+
+
+def _digits(block_hash: bytes) -> str:
+    """The folder of a hash."""
+    return block_hash[:1].hex()
 
 
 def _files(folder: Path) -> Iterator[tuple[float, int, str]]:

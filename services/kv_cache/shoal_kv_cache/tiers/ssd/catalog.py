@@ -14,11 +14,17 @@ class Catalog:
     """Segment files by number. Safe to use from several threads.
 
     Invariant: live_bytes and record_count are the sums over the page maps of `segments`, file_bytes over the files.
+
+    unreadable  numbers of files that are there and could not be opened
+    unwritten   places of removed records that have no tombstone yet; for the index they live until they have one, since
+                what it alone knew would be back when it is lost
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.segments: dict[int, Segment] = {}
+        self.unreadable: set[int] = set()
+        self.unwritten: set[int] = set()
         self.highest_number = 0
         self.live_bytes = 0
         self.record_count = 0
@@ -40,19 +46,14 @@ class Catalog:
             return segment
 
     def add_batch(
-        self, segment: Segment, page_count: int, forms: Sequence[GroupForm], records: Sequence[Record]
+        self, segment: Segment, page_count: int, forms: Sequence[GroupForm], records: Sequence[Record], first: int = 0
     ) -> None:
-        """A batch of page_count pages lies at the end of the file now."""
+        """A batch of page_count pages lies at the end of the file now; pages of its records count from `first`."""
+        counts = [pages_of(shared.form.size_bytes) for shared in forms]
         with self.lock:
             self._count(segment, -1)
-            begin, pages = segment.pages.end, segment.pages
-            pages.add_other(begin, (records[0].page - begin) if records else page_count)
-            for record in records:
-                if record.page > pages.end:
-                    pages.add_other(pages.end, record.page - pages.end)
-                pages.add_payload(record.page, pages_of(forms[record.form_index].form.size_bytes))
-            if pages.end < begin + page_count:
-                pages.add_other(pages.end, begin + page_count - pages.end)
+            end = segment.pages.end + page_count
+            segment.pages.add_payloads([(first + record.page, counts[record.form_index]) for record in records], end)
             segment.is_dirty = True
             self._count(segment, 1)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shoal_kv_cache.tiers.descriptions import GroupForm, Record
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb
-from shoal_kv_cache.tiers.ssd.layout import FileHeader, location_of
+from shoal_kv_cache.tiers.ssd.layout import FileHeader, location_of, number_and_page
 
 _MAX_PENDING = 1 << 17
 
@@ -31,10 +31,11 @@ class Checkpoints:
         """Records by location that are not in the index."""
         return self._records
 
-    def add(self, number: int, forms: Sequence[GroupForm], records: Sequence[Record]) -> None:
-        """Records that are written now."""
+    def add(self, number: int, forms: Sequence[GroupForm], records: Sequence[Record], first: int = 0) -> None:
+        """Records that are written now; their pages count from `first`."""
+        begin = location_of(number, first)
         for record in records:
-            self._records[location_of(number, record.page)] = (forms[record.form_index], record)
+            self._records[begin + record.page] = (forms[record.form_index], record)
         if len(self._records) > _MAX_PENDING and self.is_failing:
             self.give_up()
 
@@ -50,12 +51,16 @@ class Checkpoints:
             changed = [segment for segment in self._catalog.segments.values() if segment.is_dirty]
             if not changed and not self._gone and not self._records:
                 return
-            files: dict[FileHeader, tuple[int, bytes]] = {
-                segment.header: (segment.pages.end, segment.pages.to_bytes()) for segment in changed
-            }
+            revived: dict[int, list[int]] = {}
+            for location in self._catalog.unwritten:
+                number, page = number_and_page(location)
+                revived.setdefault(number, []).append(page)
+            files: dict[FileHeader, tuple[int, bytes]] = {}
             for segment in changed:
-                segment.is_dirty = False
-        records = {at: found for at, found in self._records.items() if self._catalog.find(at) is not None}
+                pages = revived.get(segment.number, [])
+                files[segment.header] = (segment.pages.end, segment.pages.to_bytes(pages))
+                segment.is_dirty = bool(pages)
+            records = {at: found for at, found in self._records.items() if self._lives(at)}
         try:
             self.index.checkpoint(records, files, self._gone)
         except IndexDamaged:
@@ -68,6 +73,9 @@ class Checkpoints:
         self._gone.clear()
         for segment in changed:
             segment.indexed_end = files[segment.header][0]
+
+    def _lives(self, location: int) -> bool:
+        return self._catalog.find(location) is not None or location in self._catalog.unwritten
 
     def give_up(self) -> None:
         """No index until the next start."""

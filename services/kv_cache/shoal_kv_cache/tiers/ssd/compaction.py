@@ -49,8 +49,7 @@ def victims(catalog: Catalog, max_bytes: int) -> list[Segment]:
 class Mover:
     """Ends records and empties files.
 
-    Invariants: `moves` names both places of every record that is copied and not retired yet; `unwritten` are the ended
-    records whose tombstones are not known to be written.
+    Invariant: `moves` names both places of every record that is copied and not retired yet.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Mover:
         self._reader, self._writer, self._staging = reader, writer, staging
         self._one_at_a_time = threading.Lock()
         self._moves: dict[int, int] = {}
-        self._unwritten: set[int] = set()
         self.emptied: list[Segment] = []
 
     @property
@@ -82,14 +80,9 @@ class Mover:
         """Ends records, with their copies; returns the locations for which a tombstone is wanted."""
         with self._catalog.lock:
             both = [*locations, *(self._moves[at] for at in locations if at in self._moves)]
-            dead = [location for location in both if self._catalog.kill(location) or location in self._unwritten]
-            self._unwritten.update(dead)
+            dead = [at for at in both if self._catalog.kill(at) or at in self._catalog.unwritten]
+            self._catalog.unwritten.update(dead)
             return dead
-
-    def written(self, locations: Sequence[int]) -> None:
-        """Their tombstones are written, and durable as the policy wants it."""
-        with self._catalog.lock:
-            self._unwritten.difference_update(locations)
 
     def compact(self, max_bytes: int, give_up_at_s: float) -> list[Moved]:
         """As SsdTier.compact."""
@@ -122,7 +115,7 @@ class Mover:
         for batch in self._batches(segment):
             alive = [at for at in batch.records if self._catalog.find(location_of(segment.number, at.page)) is not None]
             moved.extend(self._copy(segment, batch, alive, give_up_at_s))
-            staying = self._catalog.segments.keys() - leaving
+            staying = (self._catalog.segments.keys() | self._catalog.unreadable) - leaving
             tombstones.extend(location for location in batch.tombstones if number_and_page(location)[0] in staying)
         for begin in range(0, len(tombstones), MAX_TOMBSTONES):
             job = Remove(tombstones[begin : begin + MAX_TOMBSTONES])

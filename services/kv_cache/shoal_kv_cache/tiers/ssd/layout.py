@@ -108,18 +108,16 @@ def header_size(form_sizes: int, record_count: int) -> int:
 
 def encode_records(
     header: FileHeader, page: int, forms: Sequence[GroupForm], records: Sequence[Record], payload_pages: int
-) -> tuple[bytes, list[Record]]:
-    """Header of a batch at `page`, padded to whole pages, and its records as they lie in the file.
+) -> tuple[bytes, int]:
+    """Header of a batch at `page`, padded to whole pages, and the page of its first payload.
 
-    `page` of each record given counts from the first payload of the batch, which has payload_pages of them.
+    `page` of each record counts from there; the batch has payload_pages of payloads.
     """
     packed_forms = b"".join(map(encode_form, forms))
-    size = header_size(len(packed_forms), len(records))
-    first = page + pages_of(size)
-    placed = [record._replace(page=first + record.page) for record in records]
-    body = packed_forms + b"".join(map(pack_record, placed))
+    first = page + pages_of(header_size(len(packed_forms), len(records)))
+    body = packed_forms + b"".join([pack_record(record, first) for record in records])
     page_count = first - page + payload_pages
-    return _sealed(header, BatchKind.RECORDS, page, len(forms), len(records), page_count, body), placed
+    return _sealed(header, BatchKind.RECORDS, page, len(forms), len(records), page_count, body), first
 
 
 def encode_tombstones(header: FileHeader, page: int, locations: Sequence[int]) -> bytes:

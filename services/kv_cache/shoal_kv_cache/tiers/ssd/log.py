@@ -40,16 +40,14 @@ class Log:
         self.is_dirty = False
         self.written_bytes = 0
 
-    def append(
-        self, forms: Sequence[GroupForm], records: Sequence[Record], payloads: memoryview
-    ) -> tuple[int, list[Record]]:
-        """A batch of records, pages counted from the first payload; returns the file's number and them in place."""
+    def append(self, forms: Sequence[GroupForm], records: Sequence[Record], payloads: memoryview) -> tuple[int, int]:
+        """A batch of records, pages counted from the first payload; returns the file's number and that one's page."""
         segment = self._room_for(MAX_HEADER_BYTES + len(payloads))
         begin = segment.pages.end
-        header, placed = encode_records(segment.header, begin, forms, records, len(payloads) // PAGE)
+        header, first = encode_records(segment.header, begin, forms, records, len(payloads) // PAGE)
         self._write(segment, header, payloads)
-        self._catalog.add_batch(segment, (len(header) + len(payloads)) // PAGE, forms, placed)
-        return segment.number, placed
+        self._catalog.add_batch(segment, (len(header) + len(payloads)) // PAGE, forms, records, first)
+        return segment.number, first
 
     def append_tombstones(self, locations: Sequence[int]) -> None:
         """A batch of tombstones, at most MAX_TOMBSTONES."""
@@ -149,7 +147,7 @@ class Log:
                 self._disk.delete(path)
             raise
         segment = Segment(header, path)
-        segment.pages.add_other(0, 1)
+        segment.pages.add_payloads((), 1)
         self.written_bytes += PAGE
         self._catalog.add(segment)
         return segment, descriptor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Sequence
 
 from shoal_kv_cache.tiers.ssd.layout import PAGE
 
@@ -24,22 +25,33 @@ class PageMap:
         self.live_count = 0
         self.live_pages = 0
 
-    def add_payload(self, page: int, page_count: int) -> None:
-        """A payload begins at `page`, at or above `end`."""
-        self.add_other(page, page_count)
-        self._lives[page >> 3] |= 1 << (page & 7)
-        self.live_count += 1
-        self.live_pages += page_count
+    def add_payloads(self, payloads: Sequence[tuple[int, int]], end: int) -> None:
+        """The file goes on to page `end`, with payloads (page, page count) in ascending order; the rest is no payload.
 
-    def add_other(self, page: int, page_count: int) -> None:
-        """Something else does: a header, or pages that cannot be read."""
-        if page < self.end:
-            raise ValueError(f"page {page} is below {self.end}")
-        self.end = page + page_count
-        missing = (self.end + 7) // 8 - len(self._begins)
-        self._begins.extend(bytes(missing))
-        self._lives.extend(bytes(missing))
-        self._begins[page >> 3] |= 1 << (page & 7)
+        Raises ValueError, then nothing is added, if they do not lie between the old end and the new one.
+        """
+        at = self.end
+        for page, count in payloads:
+            if page < at or page + count > end:
+                raise ValueError(f"pages {page} to {page + count} do not lie in {at} to {end}")
+            at = page + count
+        missing = (end + 7) // 8 - len(self._begins)
+        begins, lives = self._begins, self._lives
+        begins.extend(bytes(missing))
+        lives.extend(bytes(missing))
+        at = self.end
+        for page, count in payloads:
+            if at < page:
+                begins[at >> 3] |= 1 << (at & 7)
+            bit = 1 << (page & 7)
+            begins[page >> 3] |= bit
+            lives[page >> 3] |= bit
+            self.live_pages += count
+            at = page + count
+        if at < end:
+            begins[at >> 3] |= 1 << (at & 7)
+        self.live_count += len(payloads)
+        self.end = end
 
     def is_live(self, page: int) -> bool:
         """Whether a payload begins there and is not removed."""
@@ -85,9 +97,14 @@ class PageMap:
         """Bytes of the payloads that live, in whole pages."""
         return self.live_pages * PAGE
 
-    def to_bytes(self) -> bytes:
-        """For the index."""
-        return b"".join((_COUNTS.pack(self.end, self.live_count, self.live_pages), self._begins, self._lives))
+    def to_bytes(self, revived: Collection[int] = ()) -> bytes:
+        """For the index, with the payloads at `revived` as if they lived."""
+        lives, pages = bytearray(self._lives), self.live_pages
+        for page in revived:
+            lives[page >> 3] |= 1 << (page & 7)
+            pages += self.pages_at(page)
+        counts = _COUNTS.pack(self.end, self.live_count + len(revived), pages)
+        return b"".join((counts, self._begins, lives))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PageMap:

@@ -63,6 +63,7 @@ class Recovery:
                 # It stays where it is: the next start may read it.
                 logger.warning("a segment file cannot be read", extra={"number": number, "error": str(error)})
                 self.unreadable.append(error)
+                self._catalog.unreadable.add(number)
         for number in known.keys() - set(numbers):
             self._checkpoints.forget_file(number)
         for location in self._dead:
@@ -87,7 +88,7 @@ class Recovery:
                 segment.pages, segment.indexed_end, segment.is_dirty = known.pages, known.indexed_end, False
                 self._trusted.add(number)
             else:
-                segment.pages.add_other(0, 1)
+                segment.pages.add_payloads((), 1)
                 self._checkpoints.forget_file(number)
             self._catalog.add(segment)
             if segment.pages.end > scanner.end:
@@ -154,7 +155,9 @@ class Recovery:
             places.append(location)
             ends.append(record.position_end)
         for location in replaced:
-            self._catalog.kill(location)
+            # The copy may be compacted away before this one is: it needs a tombstone of its own.
+            if self._catalog.kill(location):
+                self._catalog.unwritten.add(location)
         order = np.argsort(np.frombuffer(ends, dtype=np.uint32), kind="stable")
         return np.frombuffer(places, dtype=np.uint64)[order]
 

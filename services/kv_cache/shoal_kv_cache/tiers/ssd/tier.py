@@ -158,12 +158,12 @@ class SsdTier:
         append) the next start may find them again, unless the call is repeated until it returns.
         """
         dead = self._parts.mover.kill([location for _, location in keys])
-        jobs = [Remove(dead[begin : begin + MAX_TOMBSTONES]) for begin in range(0, len(dead), MAX_TOMBSTONES)]
+        # None dead: they were, and this waits for what a call before it could not wait for.
+        jobs = [Remove(dead[begin : begin + MAX_TOMBSTONES]) for begin in range(0, max(1, len(dead)), MAX_TOMBSTONES)]
         for job in jobs:
             self._parts.writer.submit(job)
         for job in jobs:
             wait_for(job.done, self._give_up_at_s(timeout_s), self._health)
-            self._parts.mover.written(job.locations)
 
     def compact(self, max_bytes: int, *, timeout_s: float | None = None) -> list[Moved]:
         """Copies the live records of the files that have the most waste, until about max_bytes are copied.
@@ -260,6 +260,8 @@ class SsdTier:
         if recovery.unreadable:
             self._health.read(0, from_os(recovery.unreadable[0], "recovering"))
         self._started = self._start(checkpoints)
+        if self._catalog.unwritten:
+            self._started.writer.submit(Remove(sorted(self._catalog.unwritten)[:MAX_TOMBSTONES]))
         return found
 
     def _start(self, checkpoints: Checkpoints) -> _Parts:

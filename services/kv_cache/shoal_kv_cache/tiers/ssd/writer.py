@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from itertools import compress
 
 from shoal_common.errors import MeshError
 
@@ -164,6 +165,9 @@ class Writer:
             except OSError as error:
                 for job, locations in answers:
                     self._kill(locations)
+                    if isinstance(job, Remove):
+                        with self._catalog.lock:
+                            self._catalog.unwritten.update(job.locations)
                     self._fail(job, error, "making writes durable")
                 return
         abandoned: list[int] = []
@@ -180,7 +184,7 @@ class Writer:
             case Append():
                 return self._append(job)
             case Remove():
-                self._log.append_tombstones(job.locations)
+                self._bury(job.locations)
             case Retire():
                 self._retire(job.segments)
             case Sync():
@@ -191,20 +195,31 @@ class Writer:
 
     def _append(self, job: Append) -> list[int]:
         # A copy of a record that was removed while compaction had it in hand must not bring it back.
-        alive = [record for record in job.records if not record.replaces or self._catalog.find(record.replaces)]
+        is_alive = [not record.replaces or self._catalog.find(record.replaces) is not None for record in job.records]
+        alive = job.records if all(is_alive) else list(compress(job.records, is_alive))
         if not alive:
             return [0] * len(job.records)
-        number, placed = self._log.append(job.forms, alive, memoryview(job.buffer)[: job.used_bytes])
-        self._checkpoints.add(number, job.forms, placed)
-        found = {record.page: location_of(number, at.page) for record, at in zip(alive, placed, strict=True)}
-        return [found.get(record.page, 0) for record in job.records]
+        number, first = self._log.append(job.forms, alive, memoryview(job.buffer)[: job.used_bytes])
+        self._checkpoints.add(number, job.forms, alive, first)
+        begin = location_of(number, first)
+        return [begin + record.page if alive else 0 for record, alive in zip(job.records, is_alive, strict=True)]
+
+    def _bury(self, locations: Sequence[int]) -> None:
+        if not locations:
+            return
+        self._log.append_tombstones(locations)
+        with self._catalog.lock:
+            self._catalog.unwritten.difference_update(locations)
 
     def _retire(self, segments: Sequence[Segment]) -> None:
         if self._fsync is not Fsync.NEVER:
             self._log.sync()
         self._disk.reached("retire.durable")
-        for segment in segments:
+        # A tombstone never lies in an older file than what it ends, and its file must not go first.
+        for segment in sorted(segments, key=lambda segment: segment.number):
             self._disk.delete(segment.path)
+            if self._fsync is not Fsync.NEVER:
+                self._disk.sync_directory(segment.path.parent)
             self._files.forget(segment.path)
             self._catalog.drop(segment.number)
             self._checkpoints.forget_file(segment.number)
@@ -225,7 +240,7 @@ class Writer:
     def _undo(self, locations: Sequence[int]) -> None:
         self._kill(locations)
         try:
-            self._log.append_tombstones(locations)
+            self._bury(locations)
         except OSError as error:
             self._failed(from_os(error, "undoing a late write"))
 
