@@ -32,6 +32,8 @@ class RecordingSink:
     failed: dict[str, tuple[MeshError, tuple[int, ...]]] = field(default_factory=dict)
     blocks: dict[tuple[str, int | None, int], bytes] = field(default_factory=dict)
     snapshots: dict[tuple[str, int | None, int], bytes] = field(default_factory=dict)
+    blocks_at_snapshot: dict[int, set[int]] = field(default_factory=dict)
+    """By position of a snapshot: the blocks of its request that had come before it."""
     rows: dict[str, list[LogicalRows]] = field(default_factory=dict)
     prefilled: dict[str, tuple[bytes, int]] = field(default_factory=dict)
 
@@ -64,6 +66,7 @@ class RecordingSink:
     def on_snapshot(self, request_id: str, choice: int | None, position: int, rows: bytes) -> None:
         assert (request_id, choice, position) not in self.snapshots, "each snapshot once"
         self.snapshots[request_id, choice, position] = rows
+        self.blocks_at_snapshot[position] = {index for name, _, index in self.blocks if name == request_id}
 
     def on_prefill_rows(self, request_id: str, rows: Sequence[LogicalRows]) -> None:
         self.rows.setdefault(request_id, []).extend(rows)

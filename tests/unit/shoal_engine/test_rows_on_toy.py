@@ -36,6 +36,8 @@ def test_a_normal_end_stores_every_full_block_and_the_snapshot_at_s(length: int,
     wanted = {max(0, (n - REPLAY) // 128 * 128) for n in (length, total)} - {0}
     assert {position for _, _, position in d.sink.snapshots} == wanted
     for (_, _, position), rows in d.sink.snapshots.items():
+        # The cache keeps no snapshot whose block it does not have.
+        assert position // 128 - 1 in d.sink.blocks_at_snapshot[position]
         assert np.frombuffer(rows, dtype=np.int64)[:16].tolist() == tokens[position - 16 : position]
 
 
