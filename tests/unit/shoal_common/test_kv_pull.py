@@ -271,6 +271,31 @@ async def test_a_holder_that_stalls_is_given_up_at_the_deadline_or_when_the_call
         assert await asyncio.to_thread(left.wait, 5)
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "stalls"])
+async def test_a_holder_that_fails_on_a_connection_used_before_is_a_typed_error_in_time(ends: bool) -> None:
+    whole = bytes(1 << 20)
+
+    def serve(accepted: socket.socket) -> None:
+        accepted.recv(1 << 16)
+        head = pack_frame(FrameKind.DATA, DataHead(0, 1, 1 << 20).pack())
+        accepted.sendall(head + whole)
+        if accepted.recv(1 << 16):
+            accepted.sendall(head + bytes(100))
+            if not ends:
+                accepted.recv(1)
+
+    with fake_holder(serve) as address, puller_of((TCP,)) as puller:
+        grant, runs = run_from(address)
+        runs[0].checksums[0] = checksum_of(whole)
+        assert await puller.pull_runs(grant, runs, Channel(address), timeout_s=10) == [whole]
+        if ends:
+            # Once more, on a new connection.
+            assert await puller.pull_runs(grant, runs, Channel(address), timeout_s=10) == [whole]
+        else:
+            with pytest.raises(DeadlineExceeded):
+                await puller.pull_runs(grant, runs, Channel(address), timeout_s=0.2)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

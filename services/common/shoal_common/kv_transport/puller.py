@@ -20,7 +20,8 @@ from shoal_common.kv_transport.grpc_pull import pull_by_grpc
 from shoal_common.kv_transport.host import host_id
 from shoal_common.kv_transport.mapped import MappedArenas
 from shoal_common.kv_transport.shared_pull import SharedCopy
-from shoal_common.kv_transport.stream_client import StreamPool, StreamPull, StreamUnreachable
+from shoal_common.kv_transport.stream_client import RunningPull, StreamPool, StreamUnreachable
+from shoal_common.kv_transport.stream_pull import StreamPull
 from shoal_common.kv_transport.wanted import Wanted, wanted_payloads, wanted_runs
 from shoal_common.rpc.channels import Channel
 
@@ -151,14 +152,16 @@ class KvPuller:
         if not address or self._unreachable_until_s.get(address, 0.0) > self._clock():
             return False
         pull = StreamPull(address, grant.export_id, wanted, memory)
+        if memory.nbytes <= _INLINE_BYTES and await self._streams.run_on_loop(pull, timeout_s=timeout_s):
+            return True
+        running = RunningPull(pull)
         try:
-            running = self._threads.submit(self._streams.run, pull, timeout_s=timeout_s)
-            await asyncio.wrap_future(running)
+            await asyncio.wrap_future(self._threads.submit(self._streams.run, running, timeout_s=timeout_s))
         except StreamUnreachable:
             self._unreachable_until_s[address] = self._clock() + _UNREACHABLE_S
             return False
         except asyncio.CancelledError:
-            pull.cancel()
+            running.cancel()
             raise
         return True
 

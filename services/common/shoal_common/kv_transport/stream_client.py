@@ -1,31 +1,25 @@
-"""Pulls by the byte stream, over connections that are used again."""
+"""Connections to streams that are used again, and pulls over them."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from google.rpc import status_pb2
-
-from shoal_common.errors import DataLoss, DeadlineExceeded, MeshError, Unavailable
-from shoal_common.kv_transport.stream_frames import (
-    DataHead,
-    FrameKind,
-    Pull,
-    StreamBroken,
-    TimedSocket,
-    pack_frame,
-)
-from shoal_common.kv_transport.wanted import Wanted
-from shoal_common.rpc.status import from_status
+from shoal_common.errors import DeadlineExceeded, Unavailable
+from shoal_common.kv_transport.stream_frames import StreamBroken, TimedSocket
+from shoal_common.kv_transport.stream_pull import HolderRefused, Steps, StreamPull
 
 _IDLE_S = 60.0
 _MAX_IDLE = 4
 _CONNECT_S = 2.0
+_SLICE_BYTES = 1 << 20
+"""Received at once on an event loop, a third of a millisecond."""
 
 
 class StreamUnreachable(Unavailable):
@@ -34,59 +28,26 @@ class StreamUnreachable(Unavailable):
     reason = "STREAM_UNREACHABLE"
 
 
-class StreamPull:
-    """One pull, made by any thread; `cancel` ends it from another."""
+class RunningPull:
+    """A pull in a thread; `cancel` ends it from another."""
 
-    def __init__(self, address: str, export_id: str, wanted: Sequence[Wanted], memory: memoryview) -> None:
-        """memory: the destination of `wanted`."""
-        self.address, self.export_id, self.wanted, self.memory = address, export_id, wanted, memory
+    def __init__(self, pull: StreamPull) -> None:
+        self.pull = pull
         self.connection: TimedSocket | None = None
-        self._is_cancelled = False
+        self.is_cancelled = False
 
     def cancel(self) -> None:
         """Cut it. Safe to repeat, and after the end."""
-        self._is_cancelled = True
+        self.is_cancelled = True
         if self.connection is not None:
             self.connection.cut()
 
-    def run(self, connection: TimedSocket, deadline_s: float) -> None:
-        """Ask for everything and take it in, checked. Leaves the connection at the end of the answer."""
-        self.connection = connection
-        if self._is_cancelled:
-            raise StreamBroken("cancelled")
-        ranges = tuple((one.first_payload_id, one.count) for one in self.wanted)
-        connection.send(pack_frame(FrameKind.PULL, Pull(self.export_id, ranges).pack()), deadline_s)
-        for one in self.wanted:
-            index = 0
-            while index < one.count:
-                head = _data_head(connection, deadline_s)
-                expected = (one.first_payload_id + index, one.size_bytes)
-                if (head.first_payload_id, head.size_bytes) != expected or head.count > one.count - index:
-                    raise DataLoss(f"{head} came for payload {expected[0]}", reason="SHORT_PAYLOAD", got=head)
-                self._receive(connection, one, index, index + head.count, deadline_s)
-                index += head.count
-
-    def _receive(self, connection: TimedSocket, one: Wanted, first: int, end: int, deadline_s: float) -> None:
-        if one.stride != one.size_bytes:
-            for index in range(first, end):
-                begin = one.begin + index * one.stride
-                connection.receive_into(self.memory[begin : begin + one.size_bytes], deadline_s)
-                one.verify(self.memory, index, index + 1)
-            return
-        checked = first
-
-        def check(received_bytes: int) -> None:
-            nonlocal checked
-            whole = first + received_bytes // one.stride
-            one.verify(self.memory, checked, whole)
-            checked = whole
-
-        span = self.memory[one.begin + first * one.stride : one.begin + end * one.stride]
-        connection.receive_into(span, deadline_s, taken=check)
-
 
 class StreamPool:
-    """Connections by address. Safe from any thread."""
+    """Connections by address. Safe from any thread.
+
+    Pulls raise StreamUnreachable, DeadlineExceeded, StreamBroken, DataLoss, or what the holder says.
+    """
 
     def __init__(
         self, *, ssl_context: ssl.SSLContext | None = None, clock: Callable[[], float] = time.monotonic
@@ -96,17 +57,30 @@ class StreamPool:
         self._idle: dict[str, deque[tuple[float, TimedSocket]]] = {}
         self._is_closed = False
 
-    def run(self, pull: StreamPull, *, timeout_s: float) -> None:
-        """Make a pull. Raises StreamUnreachable, DeadlineExceeded, StreamBroken, DataLoss, or what the holder says."""
+    def run(self, running: RunningPull, *, timeout_s: float) -> None:
+        """Make a pull in this thread."""
         deadline_s = self._clock() + timeout_s
-        connection = self._idle_one(pull.address)
+        connection = self._idle_one(running.pull.address)
         if connection is not None:
             try:
-                return self._use(connection, pull, deadline_s)
+                return self._use(connection, running, deadline_s)
             except StreamBroken:
                 # The holder may have let an idle connection go. A pull is a read: once more, on a new one.
                 pass
-        self._use(self._connected(pull.address, deadline_s), pull, deadline_s)
+        self._use(self._connected(running.pull.address, deadline_s), running, deadline_s)
+
+    async def run_on_loop(self, pull: StreamPull, *, timeout_s: float) -> bool:
+        """Make a pull on the running event loop, without a thread. False when no connection is idle or it has ended."""
+        connection = self._idle_one(pull.address) if self._ssl is None else None
+        if connection is None:
+            return False
+        try:
+            with self._kept(pull.address, connection):
+                async with asyncio.timeout(timeout_s):
+                    await _converse_on_loop(pull, connection.unblocked())
+        except StreamBroken:
+            return False
+        return True
 
     def close(self) -> None:
         """Close what is idle. Safe to repeat."""
@@ -117,22 +91,33 @@ class StreamPool:
             for _, connection in connections:
                 connection.close()
 
-    def _use(self, connection: TimedSocket, pull: StreamPull, deadline_s: float) -> None:
+    def _use(self, connection: TimedSocket, running: RunningPull, deadline_s: float) -> None:
+        running.connection = connection
+        try:
+            with self._kept(running.pull.address, connection):
+                if running.is_cancelled:
+                    raise StreamBroken("cancelled")
+                _converse(running.pull, connection, deadline_s)
+        finally:
+            running.connection = None
+
+    @contextmanager
+    def _kept(self, address: str, connection: TimedSocket) -> Iterator[None]:
+        """Puts the connection back if the pull left it at the end of an answer, else closes it."""
         is_whole = False
         try:
-            pull.run(connection, deadline_s)
+            yield
             is_whole = True
         except TimeoutError as error:
-            raise DeadlineExceeded(f"{pull.address} did not send in time") from error
+            raise DeadlineExceeded(f"{address} did not send in time") from error
         except OSError as error:
-            raise StreamBroken(f"{pull.address}: {error}") from error
-        except _Refused as refused:
+            raise StreamBroken(f"{address}: {error}") from error
+        except HolderRefused as refused:
             is_whole = True
             raise refused.error from None
         finally:
-            pull.connection = None
             if is_whole:
-                self._put_back(pull.address, connection)
+                self._put_back(address, connection)
             else:
                 connection.close()
 
@@ -176,16 +161,46 @@ class StreamPool:
         return TimedSocket(connected)
 
 
-class _Refused(Exception):
-    def __init__(self, error: MeshError) -> None:
-        super().__init__(error.message)
-        self.error = error
+def _converse(pull: StreamPull, connection: TimedSocket, deadline_s: float) -> None:
+    steps = pull.steps()
+    step = next(steps, None)
+    while step is not None:
+        if isinstance(step, bytes):
+            connection.send(step, deadline_s)
+            step = next(steps, None)
+        else:
+            step = _told(steps, connection.receive_some(step, deadline_s))
 
 
-def _data_head(connection: TimedSocket, deadline_s: float) -> DataHead:
-    kind, body = connection.receive_frame(deadline_s)
-    if kind is FrameKind.ERROR:
-        raise _Refused(from_status(status_pb2.Status.FromString(body)))
-    if kind is not FrameKind.DATA:
-        raise StreamBroken(f"{kind.name} came where data was due")
-    return DataHead.unpack(body)
+async def _converse_on_loop(pull: StreamPull, connected: socket.socket) -> None:
+    steps = pull.steps()
+    step = next(steps, None)
+    while step is not None:
+        if isinstance(step, bytes):
+            await asyncio.get_running_loop().sock_sendall(connected, step)
+            step = next(steps, None)
+            continue
+        try:
+            count = connected.recv_into(step[:_SLICE_BYTES])
+        except BlockingIOError:
+            await _readable(connected)
+        else:
+            step = _told(steps, count)
+
+
+def _told(steps: Steps, count: int) -> bytes | memoryview | None:
+    """The next step after so many bytes came; None at the end."""
+    try:
+        return steps.send(count)
+    except StopIteration:
+        return None
+
+
+async def _readable(connected: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(connected, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connected)

@@ -172,23 +172,19 @@ class TimedSocket:
         self._inner, self._clock = inner, clock
         self._has_gather = type(inner) is socket.socket
 
-    def receive_into(self, view: memoryview, deadline_s: float, *, taken: Callable[[int], None] | None = None) -> None:
-        """Fill `view`; `taken` hears how much of it is there after each step."""
+    def receive_some(self, view: memoryview, deadline_s: float) -> int:
+        """What has come, as far as it fits into `view`; how many bytes, 0 at the end of the stream."""
+        self._allow(deadline_s)
+        return self._inner.recv_into(view)
+
+    def receive_into(self, view: memoryview, deadline_s: float) -> None:
+        """Fill `view`."""
         done = 0
         while done < view.nbytes:
-            self._allow(deadline_s)
-            count = self._inner.recv_into(view[done:] if done else view)
+            count = self.receive_some(view[done:], deadline_s)
             if not count:
                 raise StreamBroken(f"the stream ended {view.nbytes - done} bytes early")
             done += count
-            if taken is not None:
-                taken(done)
-
-    def receive_frame(self, deadline_s: float) -> tuple[FrameKind, bytes]:
-        """The next frame."""
-        header = bytearray(HEADER_BYTES)
-        self.receive_into(memoryview(header), deadline_s)
-        return self._receive_body(header, deadline_s)
 
     def peek_kind(self, deadline_s: float) -> FrameKind | None:
         """Kind of the frame that comes next, left where it is; None when the peer is done. Plain sockets only."""
@@ -246,8 +242,8 @@ class TimedSocket:
         """Give the socket back."""
         self._inner.close()
 
-    def hand_over(self) -> socket.socket:
-        """The socket itself, for an event loop; this one must not be used any more."""
+    def unblocked(self) -> socket.socket:
+        """The socket itself, for an event loop; this one must not be used meanwhile."""
         self._inner.setblocking(False)
         return self._inner
 

@@ -153,7 +153,7 @@ class StreamServer:
                 assert self._loop is not None
                 with self._lock:
                     self._live.pop(threading.current_thread())
-                self._loop.call_soon_threadsafe(self._adopt, connection.hand_over())
+                self._loop.call_soon_threadsafe(self._adopt, connection.unblocked())
                 connection = None
                 return
             while not self._is_closed and self._answer(connection):
