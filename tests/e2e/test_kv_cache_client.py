@@ -14,7 +14,7 @@ from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
 from shoal_common.chains import HashChain
-from shoal_common.kv_cache_client import CacheItem, CacheNodes, CacheWriter, PrefixCache
+from shoal_common.kv_cache_client import CacheItem, CacheNodes, CacheWriter, Prefix, PrefixCache
 from shoal_common.kv_transport import KvPuller, PayloadSpec
 from shoal_common.rpc import Channels
 from shoal_common.telemetry import Metrics
@@ -23,7 +23,7 @@ from support.waiting import until_async
 
 Kinds: TypeAlias = "tuple[transport_pb.TransportKind.ValueType, ...]"
 BOTH: Kinds = (transport_pb.TRANSPORT_KIND_SHM, transport_pb.TRANSPORT_KIND_GRPC)
-KV_ID, NUMERICS_ID = "kv", "numerics"
+KV_ID, NUMERICS_ID, TENANT = "kv", "numerics", b"t" * 32
 BLOCK_BYTES, SNAPSHOT_BYTES = 1000, 3 << 20
 
 
@@ -99,6 +99,11 @@ def snapshot(chain: HashChain, tokens: int) -> CacheItem:
     return CacheItem(spec=spec, parent_hash=chain.parent_of(tokens // 128 - 1), data=b"s" * SNAPSHOT_BYTES)
 
 
+async def read(prefix: Prefix, tokens: int) -> list[bytes]:
+    """The blocks as bytes."""
+    return [bytes(one) for one in await prefix.blocks(tokens) or ()]
+
+
 def chain_of(name: int, tokens: int = 640) -> HashChain:
     return HashChain(bytes([name]) * 32, list(range(tokens)))
 
@@ -108,17 +113,17 @@ async def test_what_was_written_is_found_and_read_back(node: ServiceProcess, kin
     chain = chain_of(kinds[0])
     async with client(node.address, kinds=kinds) as one:
         items = [*(block(chain, index) for index in range(5)), snapshot(chain, 384)]
-        assert one.writer.offer(items, numerics_id=NUMERICS_ID, tenant_tag=b"t" * 32) == 6
+        assert one.writer.offer(items, numerics_id=NUMERICS_ID, tenant_tag=TENANT) == 6
         await asyncio.wait_for(one.writer.flush(), 10)
         async with one.cache.acquired(
-            chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, max_hit_tokens=512, want_replay=True
+            chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, tenant_tag=TENANT, max_hit_tokens=512, want_replay=True
         ) as prefix:
             assert (prefix.hit_tokens, prefix.replay_tokens, prefix.present_tokens) == (384, 512, 640)
-            assert await prefix.blocks(512) == [bytes([index]) * BLOCK_BYTES for index in range(4)]
+            assert await read(prefix, 512) == [bytes([index]) * BLOCK_BYTES for index in range(4)]
             assert await prefix.blocks(640) is None
-            assert await prefix.snapshot() == b"s" * SNAPSHOT_BYTES
+            assert bytes(await prefix.snapshot() or b"") == b"s" * SNAPSHOT_BYTES
         async with one.cache.acquired(
-            chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, max_hit_tokens=256, blocks_only=True
+            chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, tenant_tag=TENANT, max_hit_tokens=256, blocks_only=True
         ) as prefix:
             assert prefix.pinned_tokens == 256
             assert await prefix.snapshot() is None
@@ -127,10 +132,10 @@ async def test_what_was_written_is_found_and_read_back(node: ServiceProcess, kin
 async def test_other_numerics_never_hit(node: ServiceProcess) -> None:
     chain = chain_of(7)
     async with client(node.address) as one:
-        one.writer.offer([block(chain, 0)], numerics_id=NUMERICS_ID, tenant_tag=b"")
+        one.writer.offer([block(chain, 0)], numerics_id=NUMERICS_ID, tenant_tag=TENANT)
         await asyncio.wait_for(one.writer.flush(), 10)
         async with one.cache.acquired(
-            chain.hashes, kv_id=KV_ID, numerics_id="other", max_hit_tokens=128, blocks_only=True
+            chain.hashes, kv_id=KV_ID, numerics_id="other", tenant_tag=TENANT, max_hit_tokens=128, blocks_only=True
         ) as prefix:
             assert prefix.pinned_tokens == 0
 
@@ -138,12 +143,17 @@ async def test_other_numerics_never_hit(node: ServiceProcess) -> None:
 async def test_a_caller_cancelled_at_any_moment_leaves_no_lease(node: ServiceProcess) -> None:
     chain = chain_of(60)
     async with client(node.address) as one:
-        one.writer.offer([block(chain, index) for index in range(5)], numerics_id=NUMERICS_ID, tenant_tag=b"t" * 32)
+        one.writer.offer([block(chain, index) for index in range(5)], numerics_id=NUMERICS_ID, tenant_tag=TENANT)
         await asyncio.wait_for(one.writer.flush(), 10)
 
         async def hold() -> None:
             async with one.cache.acquired(
-                chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, max_hit_tokens=640, want_replay=True
+                chain.hashes,
+                kv_id=KV_ID,
+                numerics_id=NUMERICS_ID,
+                tenant_tag=TENANT,
+                max_hit_tokens=640,
+                want_replay=True,
             ) as prefix:
                 assert prefix.replay_tokens == 640
                 await asyncio.sleep(3600)
@@ -165,9 +175,11 @@ async def test_a_caller_cancelled_at_any_moment_leaves_no_lease(node: ServicePro
 async def test_a_node_that_is_not_there_is_a_miss_and_loses_writes_only() -> None:
     chain = chain_of(8)
     async with client("127.0.0.1:1") as one:
-        one.writer.offer([block(chain, 0)], numerics_id=NUMERICS_ID, tenant_tag=b"")
+        one.writer.offer([block(chain, 0)], numerics_id=NUMERICS_ID, tenant_tag=TENANT)
         await asyncio.wait_for(one.writer.flush(), 10)
-        async with one.cache.acquired(chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, max_hit_tokens=512) as prefix:
+        async with one.cache.acquired(
+            chain.hashes, kv_id=KV_ID, numerics_id=NUMERICS_ID, tenant_tag=TENANT, max_hit_tokens=512
+        ) as prefix:
             assert (prefix.hit_tokens, prefix.pinned_tokens) == (0, 0)
         assert b'shoal_kv_write_dropped_total{reason="put_failed"} 1.0' in one.metrics.render()
 
@@ -176,7 +188,7 @@ async def test_a_full_queue_drops_and_counts() -> None:
     chain = chain_of(9)
     async with client("127.0.0.1:1", max_queued_bytes=2 * BLOCK_BYTES) as one:
         items = [block(chain, index) for index in range(3)]
-        assert one.writer.offer(items, numerics_id=NUMERICS_ID, tenant_tag=b"") == 2
+        assert one.writer.offer(items, numerics_id=NUMERICS_ID, tenant_tag=TENANT) == 2
         assert b'shoal_kv_write_dropped_total{reason="queue_full"} 1.0' in one.metrics.render()
 
 

@@ -22,10 +22,15 @@ SHAPES: dict[str, Settings] = {
         "decode_worker": {"LOCAL_PREFILL_TOKENS": "0"},
         "prefill_worker": {"STEP_TOKENS": "7"},
     },
-    "remote, rows by gRPC": {
+    "remote, rows by the stream": {
         "scheduler": REMOTE,
         "decode_worker": {"LOCAL_PREFILL_TOKENS": "0"},
         "prefill_worker": {"ARENA_BYTES": "0"},
+    },
+    "remote, rows by gRPC": {
+        "scheduler": REMOTE,
+        "decode_worker": {"LOCAL_PREFILL_TOKENS": "0"},
+        "prefill_worker": {"ARENA_BYTES": "0", "STREAM_LISTEN_ADDRESS": "off"},
     },
     "all local, no drafts, steps of 33": {
         "scheduler": {"REMOTE_PREFILL_TOKENS": "1000000"},

@@ -189,11 +189,12 @@ async def test_a_corrupt_payload_is_dropped_and_computed_again(pair: WorkerPair,
     await until_async(is_stored, what="blocks and snapshot in kv_cache")
     held = await acquire(pair, chain, ids)
     kind = transport_pb.PAYLOAD_KIND_BLOCK if damaged == "block" else transport_pb.PAYLOAD_KIND_ENCODER_WINDOW
-    victim = next(one for one in held.payloads if one.kind == kind)
+    victim = next(one for one in held.runs if one.kind == kind)
+    offset = held.grant.first_slab_offset + victim.slabs[0] * held.grant.slab_bytes + 10
     with (Path("/dev/shm") / held.grant.arena_name).open("r+b") as arena:
-        arena.seek(victim.arena_offset + 10)
+        arena.seek(offset)
         byte = arena.read(1)
-        arena.seek(victim.arena_offset + 10)
+        arena.seek(offset)
         arena.write(bytes([byte[0] ^ 0xFF]))
     before = (await cache_stats(pair)).corrupt_count
     answer = await ask(pair, prompt, root=root, targets=targets)

@@ -23,6 +23,7 @@ from shoal_common import logs
 T = TypeVar("T")
 SECRET = {"secret": True}
 """Metadata of a field that is never shown: `dataclasses.field(default="", metadata=SECRET)`."""
+TRANSFER_ENGINES = frozenset({"nixl", "mooncake"})
 _MESH_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _CREDENTIALS = re.compile(r"://[^@/\s]+@")
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -35,6 +36,7 @@ class SharedSettings:
     mesh: str = "local"
     nats_url: str = "nats://127.0.0.1:4222"
     cache_secret: str = dataclasses.field(default="", metadata=SECRET)
+    transfer_engines: str = ""
     log_level: str = "INFO"
     otlp_endpoint: str | None = dataclasses.field(default=None, metadata={"env": "OTEL_EXPORTER_OTLP_ENDPOINT"})
 
@@ -44,8 +46,17 @@ class SharedSettings:
         if self.nats_url != "off" and not self.nats_url.startswith(("nats://", "tls://")):
             shown = without_credentials(self.nats_url)
             raise ValueError(f"SHOAL_NATS_URL must be nats://HOST:PORT, tls://HOST:PORT or off, got {shown!r}")
+        unknown = sorted(set(self.transfer_engine_names) - TRANSFER_ENGINES)
+        if unknown:
+            known = ", ".join(sorted(TRANSFER_ENGINES))
+            raise ValueError(f"SHOAL_TRANSFER_ENGINES must be some of {known}, by commas, got {', '.join(unknown)}")
         if self.log_level not in logs.LEVELS:
             raise ValueError(f"SHOAL_LOG_LEVEL must be one of {', '.join(logs.LEVELS)}, got {self.log_level!r}")
+
+    @property
+    def transfer_engine_names(self) -> tuple[str, ...]:
+        """Engines that move KV bytes beside shared memory, the byte stream and gRPC, where both sides have them."""
+        return tuple(name.strip() for name in self.transfer_engines.split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from shoal_common import settings
 from shoal_common.bus import Bus
 from shoal_common.detached import run_detached
 from shoal_common.kv_cache_client import CacheNodes, CacheWriter, PrefixCache
-from shoal_common.kv_transport import KvPuller, host_id
+from shoal_common.kv_transport import KvPuller, host_id, host_of, open_engines
 from shoal_common.process import Process
 from shoal_common.rpc import Channels, refused
 from shoal_common.settings import Loaded
@@ -29,7 +29,10 @@ from shoal_decode_worker.write_back import WriteBack
 async def serve(process: Process, loaded: Loaded[DecodeWorkerConfig]) -> None:
     """Serve until SIGTERM."""
     config, shared, metrics = loaded.service, loaded.shared, process.metrics
-    bus, channels, puller = Bus(shared.nats_url, name=process.instance_id), Channels(), KvPuller()
+    host = host_of(config.advertised_address or config.listen_address)
+    engines = open_engines(shared.transfer_engine_names, host=host)
+    bus, channels = Bus(shared.nats_url, name=process.instance_id), Channels()
+    puller = KvPuller(engines=engines)
     watcher = Watcher(bus, mesh=shared.mesh)
     nodes = CacheNodes(address=config.kv_cache_address, watcher=watcher)
     cache = PrefixCache(
@@ -86,6 +89,7 @@ async def serve(process: Process, loaded: Loaded[DecodeWorkerConfig]) -> None:
         await asyncio.to_thread(engine.close)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
+        writer.close()
         await watcher.stop()
         await cache.close()
         puller.close()

@@ -72,8 +72,10 @@ class MeshPrompt:
             hashes,
             kv_id=facts.kv_id,
             numerics_id=facts.numerics_id,
+            tenant_tag=start.tenant_tag,
             max_hit_tokens=usable_hit(length, length, self._engine.replay_length),
             want_replay=True,
+            replay_reach_tokens=self._engine.encoder_reach,
         ) as prefix:
             hit = choose_hit(prefix.hit_tokens, prefix.replay_tokens, self._engine.encoder_reach)
             for target in prefill_targets(start, hit.tokens, self._local_tokens):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
+from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.prefill.v1 import prefill_service_pb2 as pb
 from shoal.prefill.v1 import prefill_service_pb2_grpc as rpc
-from shoal_common.errors import ChecksumMismatch, DataLoss, DeadlineExceeded, MeshError, Unavailable
+from shoal_common.errors import ChecksumMismatch, DataLoss, DeadlineExceeded, MeshError, NotFound, Unavailable
 from shoal_common.identity import BLOCK_TOKENS
 from shoal_common.kv_cache_client import Prefix, PrefixCache
-from shoal_common.kv_transport import KvPuller, checksum_of
+from shoal_common.kv_transport import KvPuller, StreamBroken, checksum_of
 from shoal_common.rpc import Channel, Channels, from_rpc_error, is_transport_failure
 from shoal_engine.errors import BadRows, HitNotUsable
 from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows
@@ -122,7 +123,7 @@ class PrefillClient:
             if message.HasField("done"):
                 break
             payloads = message.ready.payloads
-            pulled = await self._puller.pull(hit.grant, payloads, channel, timeout_s=self._timeouts.pull_s)
+            pulled = await self._pulled(hit.grant, payloads, channel)
             rows = [rows_of(one, data, facts.kv_id) for one, data in zip(payloads, pulled, strict=True)]
             await asyncio.wrap_future(self._engine.load_rows(start, rows))
         done = message.done
@@ -131,6 +132,15 @@ class PrefillClient:
         talk.say(pb.PrefillRequest(pulled=pb.Pulled()))
         handover = HandoverRows(rows=(), hidden_row=done.hidden_row, cached_tokens=done.cached_tokens)
         await asyncio.wrap_future(self._engine.load_prompt(start, handover))
+
+    async def _pulled(
+        self, grant: transport_pb.TransportGrant, payloads: Sequence[transport_pb.Payload], channel: Channel
+    ) -> list[memoryview]:
+        """Rows of a grant. A holder that breaks off, or has let go, loses them: DataLoss."""
+        try:
+            return await self._puller.pull(grant, payloads, channel, timeout_s=self._timeouts.pull_s)
+        except (NotFound, StreamBroken) as error:
+            raise DataLoss(f"rows cannot be pulled: {error.message}", reason=error.reason) from error
 
     async def _load_below(
         self, start: GenerationStart, facts: EngineFacts, hashes: list[bytes], prefix: Prefix, hit_tokens: int
@@ -144,6 +154,7 @@ class PrefillClient:
                 hashes,
                 kv_id=facts.kv_id,
                 numerics_id=facts.numerics_id,
+                tenant_tag=start.tenant_tag,
                 max_hit_tokens=hit_tokens,
                 blocks_only=True,
             ) as longer:

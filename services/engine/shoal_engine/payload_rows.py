@@ -32,7 +32,7 @@ def spec_of(rows: LogicalRows, kv_id: str, block_hash: bytes = b"") -> PayloadSp
     )
 
 
-def rows_of(payload: pb.Payload, data: bytes, kv_id: str) -> LogicalRows:
+def rows_of(payload: pb.Payload, data: bytes | memoryview, kv_id: str) -> LogicalRows:
     """Pulled bytes as rows. Raises DataLoss (FOREIGN_ROWS) for another layout or an unknown kind."""
     if payload.kv_id != kv_id or payload.kind not in _ROW_KINDS:
         raise DataLoss(

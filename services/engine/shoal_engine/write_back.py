@@ -22,13 +22,15 @@ class WriteBack(Generic[Hidden]):
     def prompt_advanced(self, state: RequestState, lead: Sequence) -> None:
         """The prompt's frontier has moved, and the rings hold the window that ends at it."""
         request, position = state.request, lead.frontier
+        rows: bytes | None = None
         if request.export_chain and position in state.cuts and position >= state.hit_tokens:
             rows = self._exporter.keep_copy(lead, position)
-            if position in state.stored and position not in state.exported_snapshots:
-                state.exported_snapshots.add(position)
-                self._sink.on_snapshot(request.request_id, None, position, rows)
         if request.export_chain or state.is_prefill_only:
             self._export_blocks(state, lead)
+        # After its block: the cache keeps no snapshot of a block that it does not have.
+        if rows is not None and position in state.stored and position not in state.exported_snapshots:
+            state.exported_snapshots.add(position)
+            self._sink.on_snapshot(request.request_id, None, position, rows)
         if state.is_prefill_only:
             piece = self._exporter.window_piece(state, position)
             if piece:

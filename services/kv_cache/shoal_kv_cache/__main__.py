@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import sys
-import time
+from pathlib import Path
 
 from shoal.common.v1 import kv_transport_service_pb2_grpc as transport_pb_grpc
+from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as pb_grpc
 from shoal_common.admin import Work
 from shoal_common.bus import Bus
-from shoal_common.errors import FailedPrecondition
+from shoal_common.errors import MeshError
 from shoal_common.instance import Addresses, Instance
-from shoal_common.kv_transport import ExportTable, KvTransportServicer, SharedArena, host_id
+from shoal_common.kv_transport import KvTransportServicer, StreamCall, StreamServer, host_id, host_of, open_engines
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process, begin, run
-from shoal_common.rpc import Readiness, Service
+from shoal_common.rpc import AddressInUse, Readiness, Service, refused
 from shoal_common.settings import SharedSettings, load_or_exit
 from shoal_common.watcher import Watcher
 
+from shoal_kv_cache.cluster.members import NODE_LABEL, ROLE
 from shoal_kv_cache.config import KvCacheConfig
-from shoal_kv_cache.core.index import Index
-from shoal_kv_cache.core.leases import Leases
-from shoal_kv_cache.events import EventStream
+from shoal_kv_cache.node import Node
+from shoal_kv_cache.node_id import stable_node_id
+from shoal_kv_cache.node_metrics import observe_node
 from shoal_kv_cache.servicer import KvCacheServicer
-from shoal_kv_cache.store import Counts, Store
-from shoal_kv_cache.tiers.ram import RamTier
+from shoal_kv_cache.tiers.remote import RemoteStore, open_remote
+from shoal_kv_cache.tiers.ssd import Fsync, SsdTier
 
-SERVICE = "kv_cache"
-_ARENA_OVERHEAD_BYTES = 1 << 20
-_EXPIRY_PERIOD_S = 1.0
-_MEANINGS = {
-    "used_bytes": "Payload bytes held",
-    "entries": "Blocks and snapshots held",
-    "leases": "Open leases",
-    "acquire_count": "Acquires since the start",
-    "hit_count": "Acquires that found a usable prefix",
-    "queried_tokens": "Tokens asked for, in full blocks",
-    "hit_tokens": "Tokens found usable",
-    "evicted_count": "Payloads evicted",
-    "corrupt_count": "Payloads dropped as damaged",
-}
+SERVICE = ROLE
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +40,51 @@ logger = logging.getLogger(__name__)
 async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) -> None:
     """Serve until told to stop."""
     bus = Bus(shared.nats_url, name=process.instance_id)
-    arena = _arena(config)
-    exports = ExportTable(arena, max_exports=config.max_leases)
-    events = EventStream(bus, mesh=shared.mesh, instance_id=process.instance_id)
-    store = Store(Index(Leases(max_leases=config.max_leases)), RamTier(config.ram_bytes, arena), exports, events)
-    watcher = Watcher(bus, mesh=shared.mesh, on_down=store.release_owner)
+    stream: StreamServer | None = None
+    try:
+        ssd = _open_ssd(config)
+        node_id = stable_node_id(
+            configured=config.node_id,
+            ssd_directory=Path(config.ssd_directory) if ssd is not None else None,
+            instance_id=process.instance_id,
+        )
+        node = Node(
+            config,
+            bus,
+            mesh=shared.mesh,
+            instance_id=process.instance_id,
+            node_id=node_id,
+            ssd=ssd,
+            remote=_open_remote(config),
+            engines=open_engines(
+                shared.transfer_engine_names, host=host_of(config.advertised_address or config.listen_address)
+            ),
+            stream_address=lambda: config.stream_advertised_address or (stream.address if stream is not None else ""),
+        )
+        recovered = await node.recover()
+    except (MeshError, ValueError) as error:
+        raise refused(SERVICE, error) from error
+    logger.info("node", extra={"node_id": node_id, "recovered": recovered})
+    servicer = KvCacheServicer(node, config, instance_id=process.instance_id)
+    if config.stream_listen_address != "off":
+        stream = StreamServer(
+            node.exports,
+            listen_address=config.stream_listen_address,
+            calls={
+                "Acquire": StreamCall(pb.AcquireRequest, servicer.acquire),
+                "Release": StreamCall(pb.ReleaseRequest, servicer.release),
+            },
+        )
+        try:
+            stream.start()
+        except AddressInUse as error:
+            raise refused(SERVICE, error) from error
+
+    def down(instance_id: str) -> None:
+        node.acquirer.release_owner(instance_id)
+        node.members.down(instance_id)
+
+    watcher = Watcher(bus, mesh=shared.mesh, on_up=node.members.up, on_down=down)
     instance = Instance(
         process=process,
         shared=shared,
@@ -65,71 +93,54 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
         addresses=Addresses(
             listen=config.listen_address, admin=config.admin_address, advertise=config.advertised_address
         ),
-        work=Work(running_count=lambda: len(store.index.leases), numbers=lambda: _numbers(store)),
+        work=Work(running_count=lambda: len(node.store.index.leases), numbers=node.stats.numbers),
         describe=lambda instance_id, address: Presence(
             instance_id=instance_id,
             role=SERVICE,
             address=address,
-            capacity={"bytes": config.ram_bytes},
-            labels={"host_id": host_id()},
+            capacity={"bytes": config.ram_bytes, "ssd_bytes": config.ssd_bytes if ssd is not None else 0},
+            labels={"host_id": host_id(), NODE_LABEL: node_id},
         ),
-        sample_load=lambda: LoadReport(running=len(store.index.leases)),
+        sample_load=lambda: LoadReport(running=len(node.store.index.leases)),
         readiness=Readiness("nats"),
     )
-    for name, meaning in _MEANINGS.items():
-        process.metrics.observe(f"kv_cache_{name}", meaning, functools.partial(_number, store, name))
-    background = [asyncio.create_task(events.run()), asyncio.create_task(_expire_for_ever(store))]
+    observe_node(process.metrics, node)
+    node.start()
     await watcher.start()
     try:
         await instance.serve(
             [
-                Service(
-                    "shoal.kv_cache.v1.KvCacheService",
-                    pb_grpc.add_KvCacheServiceServicer_to_server,
-                    KvCacheServicer(store, config, instance_id=process.instance_id),
-                ),
+                Service("shoal.kv_cache.v1.KvCacheService", pb_grpc.add_KvCacheServiceServicer_to_server, servicer),
                 Service(
                     "shoal.common.v1.KvTransportService",
                     transport_pb_grpc.add_KvTransportServiceServicer_to_server,
-                    KvTransportServicer(exports),
+                    KvTransportServicer(node.exports),
                 ),
             ],
             drain_grace_s=config.drain_grace_s,
+            drain=node.write_out,
         )
     finally:
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
         await watcher.stop()
-        if arena is not None:
-            arena.close()
+        if stream is not None:
+            await asyncio.to_thread(stream.close)
+        await node.stop()
 
 
-def _numbers(store: Store) -> dict[str, float]:
-    return {
-        "used_bytes": store.tier.used_bytes,
-        "entries": len(store.index),
-        "leases": len(store.index.leases),
-        **{name: getattr(store.counts, name) for name in Counts.__dataclass_fields__},
-    }
-
-
-def _arena(config: KvCacheConfig) -> SharedArena | None:
-    try:
-        return SharedArena(config.ram_bytes + _ARENA_OVERHEAD_BYTES)
-    except FailedPrecondition as error:
-        logger.warning("no shared memory, blocks travel by gRPC", extra={"error": error.message})
+def _open_ssd(config: KvCacheConfig) -> SsdTier | None:
+    if not config.ssd_directory:
         return None
+    return SsdTier(
+        Path(config.ssd_directory),
+        capacity_bytes=config.ssd_bytes,
+        segment_file_bytes=config.ssd_segment_file_bytes,
+        fsync=Fsync(config.ssd_fsync),
+        read_threads=config.ssd_threads,
+    )
 
 
-def _number(store: Store, name: str) -> float:
-    return _numbers(store)[name]
-
-
-async def _expire_for_ever(store: Store) -> None:
-    while True:
-        await asyncio.sleep(_EXPIRY_PERIOD_S)
-        store.expire(time.monotonic())
+def _open_remote(config: KvCacheConfig) -> RemoteStore | None:
+    return open_remote(config.remote_url) if config.remote_url else None
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shoal.kv_cache.v1 import events_pb2 as pb
 from shoal_common import subjects
@@ -16,6 +16,8 @@ from shoal_kv_cache.core.entries import Key, Kind
 logger = logging.getLogger(__name__)
 
 _MAX_PENDING = 4096
+_MAX_HASHES = 4096
+"""Of one event: 140 KB, well below what the bus takes, and a reader is never long busy with one."""
 
 
 class EventStream:
@@ -33,22 +35,12 @@ class EventStream:
         self.dropped_count = 0
 
     def emit(self, changes: Changes) -> None:
-        """Queues one event for what became visible or stopped being so."""
-        if not changes.stored and not changes.removed:
-            return
-        self.sequence_number += 1
-        event = pb.KvEvent(
-            instance_id=self._instance_id,
-            sequence_number=self.sequence_number,
-            stored_blocks=_hashes(changes.stored, Kind.BLOCK),
-            removed_blocks=_hashes(changes.removed, Kind.BLOCK),
-            stored_snapshots=_hashes(changes.stored, Kind.SNAPSHOT),
-            removed_snapshots=_hashes(changes.removed, Kind.SNAPSHOT),
-        )
-        try:
-            self._queue.put_nowait(event)
-        except asyncio.QueueFull:
-            self.dropped_count += 1
+        """Queues events for what became visible or stopped being so."""
+        # What was removed and stored again in one step is held: removals go first.
+        for removed in _parts(changes.removed):
+            self._emit(removed_blocks=_hashes(removed, Kind.BLOCK), removed_snapshots=_hashes(removed, Kind.SNAPSHOT))
+        for stored in _parts(changes.stored):
+            self._emit(stored_blocks=_hashes(stored, Kind.BLOCK), stored_snapshots=_hashes(stored, Kind.SNAPSHOT))
 
     async def run(self) -> None:
         """Publishes until cancelled. What cannot be sent is lost, and shows as a gap."""
@@ -56,6 +48,32 @@ class EventStream:
             event = await self._queue.get()
             if not await self._bus.publish(self._subject, event.SerializeToString()):
                 self.dropped_count += 1
+
+    def _emit(
+        self,
+        *,
+        stored_blocks: Sequence[bytes] = (),
+        stored_snapshots: Sequence[bytes] = (),
+        removed_blocks: Sequence[bytes] = (),
+        removed_snapshots: Sequence[bytes] = (),
+    ) -> None:
+        self.sequence_number += 1
+        event = pb.KvEvent(
+            instance_id=self._instance_id,
+            sequence_number=self.sequence_number,
+            stored_blocks=stored_blocks,
+            stored_snapshots=stored_snapshots,
+            removed_blocks=removed_blocks,
+            removed_snapshots=removed_snapshots,
+        )
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            self.dropped_count += 1
+
+
+def _parts(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
+    return (keys[begin : begin + _MAX_HASHES] for begin in range(0, len(keys), _MAX_HASHES))
 
 
 def _hashes(keys: Sequence[Key], kind: Kind) -> list[bytes]:

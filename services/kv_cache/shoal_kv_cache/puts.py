@@ -1,50 +1,103 @@
-"""One put: announced, filled, then visible at once, or nothing."""
+"""Puts in flight: announced, filled, then visible at once, or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
-from shoal_common.errors import InvalidArgument, MeshError
-from shoal_common.kv_transport import ITEM_BYTES, PayloadSpec, verify
+from shoal_common.errors import ChecksumMismatch, InvalidArgument, MeshError
 
-from shoal_kv_cache.core.entries import BLOCK_TOKENS, HASH_BYTES, Entry, Key, Kind
-from shoal_kv_cache.store import PAYLOAD_KIND, Store
+from shoal_kv_cache.core.entries import Entry, Form, Group, Key, Kind
+from shoal_kv_cache.core.index import Outcome
+from shoal_kv_cache.payload_checks import check_begin, malformed
+from shoal_kv_cache.store import KIND, Store
 
-_KIND = {payload_kind: kind for kind, payload_kind in PAYLOAD_KIND.items()}
-MAX_PAYLOADS = 1024
-MAX_PAYLOAD_BYTES = 64 << 20
+_CHECK_BESIDE_BYTES = 1 << 20
+"""Above this the checksums of a put are computed beside the event loop."""
+
+OnStored = Callable[[Sequence[Entry], bool], Awaitable[None]]
+"""Told what a put made visible, and whether it came from a peer, before the put is answered."""
+
+
+class Puts:
+    """The puts of one node. Invariant: an entry of a group is filled by one put at a time; others leave it out, and
+    wait for that put at their own commit, since what they bring may stand on it."""
+
+    def __init__(self, store: Store, on_stored: OnStored) -> None:
+        self.store = store
+        self._on_stored = on_stored
+        self._filling: dict[tuple[Group, Key], Put] = {}
+
+    def begin(self, begin: pb.PutBegin) -> Put:
+        """Raises InvalidArgument (MALFORMED_PAYLOAD) naming the field; OutOfCapacity where nothing can be evicted."""
+        check_begin(begin)
+        return Put(self, begin)
+
+    def claim(self, put: Put, group: Group, keys: Sequence[Key]) -> tuple[list[int], set[Put]]:
+        """Which of these the put has to fill, and the puts that are filling others of them."""
+        missing = self.store.index.missing(group, keys)
+        wanted: list[int] = []
+        others: set[Put] = set()
+        for index, (key, is_missing) in enumerate(zip(keys, missing, strict=True)):
+            other = self._filling.get((group, key)) if is_missing else None
+            if other is not None:
+                others.add(other)
+            elif is_missing:
+                self._filling[group, key] = put
+                wanted.append(index)
+        return wanted, others - {put}
+
+    def end(self, group: Group, keys: Sequence[Key]) -> None:
+        """A put has ended."""
+        for key in keys:
+            self._filling.pop((group, key), None)
+
+    async def stored(self, entries: Sequence[Entry], is_from_peer: bool) -> None:
+        """Passes on what a put made visible."""
+        if entries:
+            await self._on_stored(entries, is_from_peer)
 
 
 class Put:
-    """Collects the payloads of one put. Invariant: what it stored is discarded unless it is committed."""
+    """One put. Invariant: the slabs it holds are given back unless it is committed."""
 
-    def __init__(self, store: Store, begin: pb.PutBegin) -> None:
-        """Raises InvalidArgument (MALFORMED_PAYLOAD) naming the field."""
-        if len(begin.payloads) > MAX_PAYLOADS:
-            raise _malformed("begin.payloads", f"{len(begin.payloads)} payloads, at most {MAX_PAYLOADS}")
-        if len(begin.parent_hashes) != len(begin.payloads):
-            raise _malformed("begin.parent_hashes", f"{len(begin.parent_hashes)} for {len(begin.payloads)} payloads")
-        for index, payload in enumerate(begin.payloads):
-            _check(f"begin.payloads[{index}]", payload, begin.kv_id)
-            if len(begin.parent_hashes[index]) != HASH_BYTES:
-                raise _malformed(f"begin.parent_hashes[{index}]", f"must be {HASH_BYTES} bytes")
-        self._store, self._begin = store, begin
-        self._wanted = [
-            index
-            for index, payload in enumerate(begin.payloads)
-            if Key(_KIND[payload.kind], payload.block_hash) not in store.index
-        ]
-        self._pending = list(self._wanted)
-        self._buffer = bytearray()
-        self._entries: list[Entry] = []
+    def __init__(self, puts: Puts, begin: pb.PutBegin) -> None:
+        self._puts, self._store = puts, puts.store
+        self._is_from_peer = begin.is_from_peer
+        self._group = Group(begin.kv_id, begin.numerics_id, begin.tenant_tag)
+        self._begun = self._store.epochs.now
+        self._payload_ids = [payload.payload_id for payload in begin.payloads]
+        self._entries = _entries(begin, self._group)
+        keys = [entry.key for entry in self._entries]
+        self._ended = asyncio.Event()
         self._failure: MeshError | None = None
+        self._slabs: dict[int, int] = {}
+        self._filled_bytes = 0
+        self._wanted, self._others = puts.claim(self, self._group, keys)
+        self._pending = list(self._wanted)
+        self._grant: transport_pb.TransportGrant | None = None
+        try:
+            if self._wanted:
+                blocks = [entry.size_bytes for entry in self._entries if entry.key.kind is Kind.BLOCK]
+                self._store.ram.fit_to(min(blocks or [entry.size_bytes for entry in self._entries]))
+                self._grant = self._store.exports.grant_fill(begin.offer)
+            if self._grant is not None:
+                self._allocate(self._wanted)
+                self._pending = []
+        except BaseException:
+            self.discard()
+            raise
 
     @property
-    def wanted_ids(self) -> Sequence[int]:
-        """payload_id of what is not held yet, in the order in which it must be sent."""
-        return [self._begin.payloads[index].payload_id for index in self._wanted]
+    def wanted(self) -> pb.PutWanted:
+        """What is not held yet, in the order in which it must be sent, or where it is to be written."""
+        answer = pb.PutWanted(payload_ids=[self._payload_ids[index] for index in self._wanted])
+        if self._grant is not None:
+            answer.grant.CopyFrom(self._grant)
+            answer.slabs.extend(self._store.ram.arena.slabs_of(self._slabs[index] for index in self._wanted))
+        return answer
 
     def fill(self, data: pb.PutData) -> None:
         """Takes the next bytes. A failure waits for `commit`: a writer in full flow would not hear of it before.
@@ -58,79 +111,101 @@ class Put:
                 self._failure = error
                 self.discard()
 
-    def commit(self) -> int:
-        """Makes everything visible; returns how many were new.
+    async def commit(self) -> int:
+        """Makes everything visible in one step and passes it on; returns how many were new.
 
-        Raises what failed: InvalidArgument out of order or with payloads missing, ChecksumMismatch, ArenaFull.
+        Raises what failed: InvalidArgument out of order or with payloads missing, ChecksumMismatch, OutOfCapacity, and
+        under fsync=always what kept it from being durable: then it is visible, and may be lost.
         """
         if self._failure is not None:
             raise self._failure
         if self._pending:
-            raise _malformed("commit", f"{len(self._pending)} payloads are missing")
-        entries, self._entries = self._entries, []
-        return self._store.commit(entries)
+            raise malformed("commit", f"{len(self._pending)} payloads are missing")
+        await self._verify()
+        for other in self._others:
+            await other._ended.wait()
+        if self._store.epochs.is_stale(self._begun, self._group.kv_id, self._group.tenant_tag):
+            return 0
+        entries = [self._entries[index] for index in self._wanted]
+        slabs, self._slabs = [self._slabs[index] for index in self._wanted], {}
+        outcomes = self._store.commit(entries, slabs) if entries else []
+        self._end()
+        stored = [entry for entry, outcome in zip(entries, outcomes, strict=True) if outcome is Outcome.STORED]
+        await self._puts.stored(stored, self._is_from_peer)
+        return sum(outcome.is_counted for outcome in outcomes)
 
     def discard(self) -> None:
         """Gives back what was not committed. Safe to repeat."""
-        self._buffer = bytearray()
-        entries, self._entries = self._entries, []
-        self._store.discard(entries)
+        slabs, self._slabs = list(self._slabs.values()), {}
+        self._store.ram.free(slabs)
+        self._end()
+
+    def _end(self) -> None:
+        if not self._ended.is_set():
+            self._puts.end(self._group, [self._entries[index].key for index in self._wanted])
+            self._ended.set()
+
+    def _allocate(self, indices: Sequence[int]) -> None:
+        sizes = [self._entries[index].size_bytes for index in indices]
+        slabs = self._store.allocate(sizes, self._group.tenant_tag)
+        self._slabs.update(zip(indices, slabs, strict=True))
 
     def _take(self, data: pb.PutData) -> None:
         if not self._pending:
-            raise _malformed("data", "all wanted payloads are sent")
-        payload = self._begin.payloads[self._pending[0]]
-        end = len(self._buffer) + len(data.data)
-        if data.payload_id != payload.payload_id or data.offset != len(self._buffer) or end > payload.size_bytes:
-            raise _malformed("data", f"payload {payload.payload_id} goes on at byte {len(self._buffer)}")
-        self._buffer += data.data
-        if end == payload.size_bytes:
-            verify(payload, self._buffer)
-            self._entries.append(self._entry(self._pending.pop(0), self._store.make_room(self._buffer)))
-            self._buffer = bytearray()
+            raise malformed("data", "all wanted payloads are sent")
+        index = self._pending[0]
+        size_bytes = self._entries[index].size_bytes
+        end = self._filled_bytes + len(data.data)
+        is_next = data.payload_id == self._payload_ids[index] and data.offset == self._filled_bytes
+        if not is_next or end > size_bytes:
+            raise malformed("data", f"payload {self._payload_ids[index]} goes on at byte {self._filled_bytes}")
+        if index not in self._slabs:
+            self._allocate([index])
+        self._store.ram.arena.write(self._slabs[index], self._filled_bytes, data.data)
+        self._filled_bytes = end
+        if end == size_bytes:
+            self._pending.pop(0)
+            self._filled_bytes = 0
 
-    def _entry(self, index: int, location: int) -> Entry:
-        payload, begin = self._begin.payloads[index], self._begin
-        return Entry(
-            key=Key(_KIND[payload.kind], payload.block_hash),
-            parent_hash=begin.parent_hashes[index],
-            kv_id=begin.kv_id,
-            numerics_id=begin.numerics_id,
-            tenant_tag=begin.tenant_tag,
-            position_begin=payload.position_begin,
-            position_end=payload.position_end,
-            shape=tuple(payload.shape),
-            dtype=payload.dtype,
-            size_bytes=payload.size_bytes,
-            checksum=payload.checksum,
-            location=location,
+    async def _verify(self) -> None:
+        size_bytes = sum(self._entries[index].size_bytes for index in self._wanted)
+        if size_bytes > _CHECK_BESIDE_BYTES:
+            damaged = await asyncio.to_thread(self._damaged)
+        else:
+            damaged = self._damaged()
+        if damaged is not None:
+            payload_id = self._payload_ids[damaged]
+            raise ChecksumMismatch(f"payload {payload_id} is not what its checksum says", payload_id=payload_id)
+
+    def _damaged(self) -> int | None:
+        arena = self._store.ram.arena
+        for index in self._wanted:
+            entry, slab = self._entries[index], self._slabs.get(index)
+            if slab is None or arena.checksum(slab, entry.size_bytes) != entry.checksum:
+                return index
+        return None
+
+
+def _entries(begin: pb.PutBegin, group: Group) -> list[Entry]:
+    forms: dict[Form, Form] = {}
+    entries = []
+    for payload, parent_hash in zip(begin.payloads, begin.parent_hashes, strict=True):
+        form = Form(
+            payload.position_end - payload.position_begin, tuple(payload.shape), payload.dtype, payload.size_bytes
         )
+        entries.append(
+            Entry(
+                Key(KIND[payload.kind], payload.block_hash),
+                group,
+                parent_hash,
+                payload.position_end,
+                forms.setdefault(form, form),
+                payload.checksum,
+            )
+        )
+    return entries
 
 
-def _check(where: str, payload: transport_pb.Payload, kv_id: str) -> None:
-    if payload.kind not in _KIND:
-        raise _malformed(f"{where}.kind", "only blocks and encoder windows are stored")
-    if len(payload.block_hash) != HASH_BYTES:
-        raise _malformed(f"{where}.block_hash", f"must be {HASH_BYTES} bytes")
-    if payload.kv_id != kv_id:
-        raise _malformed(f"{where}.kv_id", "differs from the put's")
-    if payload.position_end % BLOCK_TOKENS or not 0 <= payload.position_begin < payload.position_end:
-        raise _malformed(f"{where}.position_end", f"must be a multiple of {BLOCK_TOKENS} above position_begin")
-    if _KIND[payload.kind] is Kind.BLOCK and payload.position_end - payload.position_begin != BLOCK_TOKENS:
-        raise _malformed(f"{where}.position_begin", f"a block is {BLOCK_TOKENS} positions")
-    if payload.dtype not in ITEM_BYTES:
-        raise _malformed(f"{where}.dtype", f"{payload.dtype!r} is not stored")
-    spec = PayloadSpec(
-        kind=payload.kind,
-        position_begin=payload.position_begin,
-        position_end=payload.position_end,
-        shape=tuple(payload.shape),
-        dtype=payload.dtype,
-        kv_id=payload.kv_id,
-    )
-    if not 0 < payload.size_bytes <= MAX_PAYLOAD_BYTES or spec.size_bytes != payload.size_bytes:
-        raise _malformed(f"{where}.size_bytes", f"{payload.size_bytes} given, {spec.size_bytes} by shape")
-
-
-def _malformed(field: str, description: str) -> InvalidArgument:
-    return InvalidArgument.at(field, description, reason="MALFORMED_PAYLOAD")
+def out_of_order() -> InvalidArgument:
+    """A message of a put that cannot come now."""
+    return InvalidArgument.at("message", "the order is begin, data, commit")

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
-from shoal_common.kv_transport import ArenaFull, Export, ExportTable, PayloadSpec
+from shoal_common.errors import OutOfCapacity
+from shoal_common.kv_transport import ArenaFull, Export, ExportTable, RunSpec
 
 from shoal_kv_cache.core.changes import Changes
-from shoal_kv_cache.core.entries import Entry, Key, Kind
-from shoal_kv_cache.core.index import Acquisition, Index
-from shoal_kv_cache.core.leases import Lease
+from shoal_kv_cache.core.entries import BLOCK_TOKENS, Entry, Form, Group, Key, Kind
+from shoal_kv_cache.core.flush_epochs import FlushEpochs
+from shoal_kv_cache.core.found import Found, FoundSnapshot
+from shoal_kv_cache.core.index import Index, Outcome
 from shoal_kv_cache.events import EventStream
+from shoal_kv_cache.tier_counts import TierCounts
 from shoal_kv_cache.tiers.ram import RamTier
 
 PAYLOAD_KIND = {Kind.BLOCK: transport_pb.PAYLOAD_KIND_BLOCK, Kind.SNAPSHOT: transport_pb.PAYLOAD_KIND_ENCODER_WINDOW}
+KIND = {payload_kind: kind for kind, payload_kind in PAYLOAD_KIND.items()}
+_EVICT_BYTES = 8 << 20
+_EVICT_AT_ONCE = 64
+"""Entries that go when the table is full: one at a time would make every put pay for a search."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counts:
     """Totals since the start."""
 
@@ -31,154 +38,176 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
-    """A lease and how to pull what it pins."""
+class Offered:
+    """A lease as its owner sees it: how to pull what it pins."""
 
-    acquisition: Acquisition
     grant: transport_pb.TransportGrant
-    payloads: tuple[transport_pb.Payload, ...]
+    runs: tuple[transport_pb.PayloadRun, ...]
 
 
 class Store:
-    """Everything a node does to its memory. One event loop owns it; time is an argument."""
+    """Everything a node does to its memory. One event loop owns it; time is an argument.
 
-    def __init__(self, index: Index, tier: RamTier, exports: ExportTable, events: EventStream) -> None:
-        self.index, self.tier, self.events = index, tier, events
-        self.counts = Counts()
-        self._exports = exports
-        self._granted: dict[str, tuple[Export, Granted]] = {}
+    Every operation settles what it changed before it returns: freed slabs are back in the arena, copies on disk that
+    count no more are given to `forget_on_disk`, and the events are queued.
+    """
 
-    def acquire(
+    def __init__(
         self,
+        index: Index,
+        ram: RamTier,
+        exports: ExportTable,
+        events: EventStream,
         *,
+        forget_on_disk: Callable[[Sequence[tuple[Key, int]]], None] = lambda freed: None,
+    ) -> None:
+        self.index, self.ram, self.exports, self.events = index, ram, exports, events
+        self.counts, self.ram_counts = Counts(), TierCounts()
+        self.epochs = FlushEpochs()
+        self._forget_on_disk = forget_on_disk
+        self._exported: dict[str, Export] = {}
+
+    def settle(self, changes: Changes) -> None:
+        """Carries out what the index asks for."""
+        if changes.freed_slabs:
+            self.ram.free(changes.freed_slabs)
+        if changes.freed_ssd:
+            self._forget_on_disk(changes.freed_ssd)
+        self.events.emit(changes)
+
+    # Leases
+
+    def pin(
+        self, lease_id: str, owner_id: str, ends_at_s: float, found: Found, block_count: int, last: FoundSnapshot | None
+    ) -> None:
+        """Keeps a prefix where it is, right after it was found. Raises TooManyLeases."""
+        if block_count or last is not None:
+            self.index.pin(lease_id, owner_id, ends_at_s, found, block_count=block_count, snapshot=last)
+
+    def offer(
+        self,
         lease_id: str,
-        owner_id: str,
-        kv_id: str,
-        numerics_id: str,
-        hashes: Sequence[bytes],
-        max_hit_tokens: int,
-        want_replay: bool,
-        blocks_only: bool,
-        ends_at_s: float,
+        found: Found,
+        block_count: int,
+        last: FoundSnapshot | None,
         offer: transport_pb.TransportOffer,
-    ) -> Granted:
-        """Pins and offers the longest usable prefix. The same lease_id again gives the same answer."""
-        repeated = self._granted.get(lease_id)
-        if repeated is not None:
-            return repeated[1]
-        export = self._exports.open(offer)
-        try:
-            acquisition = self.index.acquire(
-                lambda keys: Lease(lease_id, owner_id, keys, ends_at_s),
-                hashes,
-                kv_id=kv_id,
-                numerics_id=numerics_id,
-                max_hit_tokens=max_hit_tokens,
-                want_replay=want_replay,
-                blocks_only=blocks_only,
+    ) -> Offered:
+        """Exports what a lease pins, all of it in memory. Raises ResourceExhausted (TOO_MANY_EXPORTS)."""
+        export = self.exports.open(offer)
+        runs = []
+        if block_count:
+            assert found.form is not None
+            runs.append(
+                export.add_run(
+                    _spec(found.group, Kind.BLOCK, found.form, found.first_index * BLOCK_TOKENS),
+                    found.checksums[:block_count].tolist(),
+                    found.slabs[:block_count].tolist(),
+                )
             )
-            payloads = tuple(self._offer(export, entry) for entry in acquisition.entries)
-        except BaseException:
-            self._exports.close(export)
-            self.release(lease_id)
-            raise
-        granted = Granted(acquisition, export.grant, payloads)
-        if payloads:
-            self._granted[lease_id] = (export, granted)
-        else:
-            self._exports.close(export)
-        self._count_acquire(acquisition, len(hashes))
-        return granted
+        if last is not None:
+            assert last.slab is not None
+            spec = _spec(found.group, Kind.SNAPSHOT, last.form, last.position_end - last.form.positions)
+            runs.append(export.add_run(spec, [last.checksum], [last.slab]))
+        self._exported[lease_id] = export
+        self.ram_counts.read(export.size_bytes)
+        return Offered(export.grant, tuple(runs))
 
     def release(self, lease_id: str) -> None:
         """Unpins; unknown leases are fine."""
         changes = Changes()
         self.index.release(lease_id, changes)
         self._end_exports([lease_id])
-        self._settle(changes)
+        self.settle(changes)
 
-    def expire(self, now_s: float) -> None:
-        """Ends the leases whose time is over."""
+    def expire(self, now_s: float) -> list[str]:
+        """Ends the leases whose time is over; returns their ids."""
         changes = Changes()
-        self._end_exports(self.index.expire(now_s, changes))
-        self._settle(changes)
+        ended = self.index.expire(now_s, changes)
+        self._end_exports(ended)
+        self.settle(changes)
+        return ended
 
-    def release_owner(self, owner_id: str) -> None:
-        """Ends the leases of a dead instance."""
+    def release_owner(self, owner_id: str) -> list[str]:
+        """Ends the leases of a dead instance; returns their ids."""
         changes = Changes()
-        self._end_exports(self.index.release_owner(owner_id, changes))
-        self._settle(changes)
+        ended = self.index.release_owner(owner_id, changes)
+        self._end_exports(ended)
+        self.settle(changes)
+        return ended
 
-    def make_room(self, data: bytes | bytearray) -> int:
-        """Stores bytes, evicting what can go, and returns their location. Raises ArenaFull when nothing more can go."""
-        while True:
-            try:
-                return self.tier.store(data)
-            except ArenaFull:
-                changes = Changes()
-                if not self.index.evict(changes):
-                    raise
-                self._count(evicted_count=1)
-                self._settle(changes)
+    # Bytes
 
-    def commit(self, entries: Sequence[Entry]) -> int:
-        """Makes stored payloads visible in one step; returns how many were new."""
+    def allocate(self, sizes: Sequence[int], tenant_tag: bytes) -> list[int]:
+        """Slabs for payloads of these sizes, evicting what can go. Raises OutOfCapacity, then nothing is held."""
+        lacking = self.ram.lacking_bytes(sizes)
+        while lacking:
+            changes = Changes()
+            # Some more at once: a search for every block of a put would cost more than what it finds.
+            wanted = max(lacking, min(_EVICT_BYTES, self.ram.capacity_bytes // 64))
+            freed = self.index.evict_ram(wanted, changes, tenant_tag=tenant_tag)
+            self.counts.evicted_count += len(changes.freed_slabs)
+            self.settle(changes)
+            lacking = self.ram.lacking_bytes(sizes) if freed else 0
+        taken: list[int] = []
+        try:
+            taken.extend(self.ram.arena.allocate(size) for size in sizes)
+        except ArenaFull as error:
+            self.ram.free(taken)
+            raise OutOfCapacity(f"everything held is pinned: {error.message}", reason="OUT_OF_SPACE") from error
+        return taken
+
+    # Entries
+
+    def commit(self, entries: Sequence[Entry], slabs: Sequence[int]) -> list[Outcome]:
+        """Makes filled payloads of one group visible in one step; slabs that are not taken are freed.
+
+        Raises OutOfCapacity where the table is full of what is pinned, then all slabs are freed.
+        """
+        if not self._make_entries(len(entries), entries):
+            self.ram.free(slabs)
+            raise OutOfCapacity(f"the table is full: {len(self.index)} entries", reason="OUT_OF_SPACE")
         changes = Changes()
-        stored_count = self.index.store(entries, changes)
-        self._settle(changes)
-        return stored_count
+        outcomes = self.index.store(entries, slabs, changes)
+        self.settle(changes)
+        stored = (entry for entry, outcome in zip(entries, outcomes, strict=True) if outcome is Outcome.STORED)
+        self.ram_counts.wrote(sum(entry.size_bytes for entry in stored))
+        return outcomes
 
-    def discard(self, entries: Sequence[Entry]) -> None:
-        """Gives the room of payloads back that were never made visible."""
-        for entry in entries:
-            self.tier.free(entry.location, entry.size_bytes)
-
-    def drop(self, keys: Sequence[Key], *, is_corrupt: bool = False) -> int:
-        """Makes entries invisible; returns how many were visible."""
+    def drop(self, key: Key, *, is_corrupt: bool = False) -> int:
+        """Makes an entry and what stands on it invisible; returns how many went."""
         changes = Changes()
-        dropped_count = sum(self.index.drop(key, changes) for key in keys)
-        if is_corrupt:
-            self._count(corrupt_count=dropped_count)
-        self._settle(changes)
+        dropped_count = self.index.drop(key, changes)
+        if is_corrupt and dropped_count:
+            self.counts.corrupt_count += 1
+        self.settle(changes)
         return dropped_count
 
-    def _offer(self, export: Export, entry: Entry) -> transport_pb.Payload:
-        spec = PayloadSpec(
-            kind=PAYLOAD_KIND[entry.key.kind],
-            position_begin=entry.position_begin,
-            position_end=entry.position_end,
-            shape=entry.shape,
-            dtype=entry.dtype,
-            kv_id=entry.kv_id,
-            block_hash=entry.key.block_hash,
-        )
-        is_shared = export.grant.kind == transport_pb.TRANSPORT_KIND_SHM
-        return export.add_held(
-            spec,
-            checksum=entry.checksum,
-            load=lambda: self.tier.load(entry.location, entry.size_bytes),
-            arena_offset=entry.location if is_shared else None,
-        )
-
-    def _settle(self, changes: Changes) -> None:
-        for entry in changes.freed:
-            self.tier.free(entry.location, entry.size_bytes)
-        self.events.emit(changes)
+    def _make_entries(self, count: int, entries: Sequence[Entry]) -> bool:
+        while self.index.free_entries < count:
+            changes = Changes()
+            size = _EVICT_AT_ONCE * max(entry.size_bytes for entry in entries)
+            # An entry goes with its last copy: disk first, since memory alone would leave most of them in the table.
+            self.index.evict_ssd(size, changes)
+            self.index.evict_ram(size, changes)
+            self.counts.evicted_count += len(changes.removed)
+            self.settle(changes)
+            if not changes.removed and not changes.freed_slabs:
+                return False
+        return True
 
     def _end_exports(self, lease_ids: Sequence[str]) -> None:
         for lease_id in lease_ids:
-            export, _ = self._granted.pop(lease_id, (None, None))
+            export = self._exported.pop(lease_id, None)
             if export is not None:
-                self._exports.close(export)
+                self.exports.close(export)
 
-    def _count_acquire(self, acquisition: Acquisition, block_count: int) -> None:
-        self._count(
-            acquire_count=1,
-            hit_count=int(acquisition.hit_tokens > 0),
-            queried_tokens=block_count * 128,
-            hit_tokens=acquisition.hit_tokens,
-        )
 
-    def _count(self, **more: int) -> None:
-        values = {name: getattr(self.counts, name) + more.get(name, 0) for name in Counts.__dataclass_fields__}
-        self.counts = Counts(**values)
+def _spec(group: Group, kind: Kind, form: Form, position_begin: int) -> RunSpec:
+    return RunSpec(
+        kind=PAYLOAD_KIND[kind],
+        position_begin=position_begin,
+        positions=form.positions,
+        shape=form.shape,
+        dtype=form.dtype,
+        kv_id=group.kv_id,
+    )

@@ -13,9 +13,17 @@ from shoal_common.bus import Bus
 from shoal_common.detached import run_detached
 from shoal_common.errors import FailedPrecondition
 from shoal_common.kv_cache_client import CacheNodes, CacheWriter, PrefixCache
-from shoal_common.kv_transport import ExportTable, KvPuller, SharedArena, host_id
+from shoal_common.kv_transport import (
+    ExportTable,
+    KvPuller,
+    SharedArena,
+    StreamServer,
+    host_id,
+    host_of,
+    open_engines,
+)
 from shoal_common.process import Process
-from shoal_common.rpc import Channels, refused
+from shoal_common.rpc import AddressInUse, Channels, refused
 from shoal_common.settings import Loaded as LoadedSettings
 from shoal_common.watcher import Watcher
 
@@ -33,11 +41,17 @@ logger = logging.getLogger(__name__)
 async def serve(process: Process, settings_in_force: LoadedSettings[PrefillWorkerConfig]) -> None:
     """Serve until SIGTERM."""
     config, shared, metrics = settings_in_force.service, settings_in_force.shared, process.metrics
-    bus, channels, puller = Bus(shared.nats_url, name=process.instance_id), Channels(), KvPuller()
+    host = host_of(config.advertised_address or config.listen_address)
+    engines = open_engines(shared.transfer_engine_names, host=host)
+    bus, channels = Bus(shared.nats_url, name=process.instance_id), Channels()
+    puller = KvPuller(engines=engines)
     watcher = Watcher(bus, mesh=shared.mesh)
     nodes = CacheNodes(address=config.kv_cache_address, watcher=watcher)
     arena = _arena(config)
-    exports = ExportTable(arena)
+    exports = ExportTable(
+        arena, stream_address=lambda: config.stream_advertised_address or stream.address, engines=engines
+    )
+    stream = StreamServer(exports, listen_address=config.stream_listen_address)
     writer = CacheWriter(
         channels=channels,
         nodes=nodes,
@@ -89,6 +103,11 @@ async def serve(process: Process, settings_in_force: LoadedSettings[PrefillWorke
         )
 
     await watcher.start()
+    if config.stream_listen_address != "off":
+        try:
+            stream.start()
+        except AddressInUse as error:
+            raise refused(ROLE, error) from error
     writing = asyncio.create_task(writer.run())
     try:
         await worker.serve(prepare)
@@ -98,9 +117,11 @@ async def serve(process: Process, settings_in_force: LoadedSettings[PrefillWorke
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         await watcher.stop()
+        writer.close()
         await cache.close()
         puller.close()
         await channels.close()
+        stream.close()
         if arena is not None:
             arena.close()
 

@@ -103,14 +103,16 @@ class PrefillCall:
     async def _begin(self, export: Export) -> None:
         """Fix the hit, say it, load it, and let the engine run the rest."""
         tools, start = self._tools, self._job.start
+        reach = tools.model.encoder_layers * tools.model.window
         async with tools.cache.acquired(
             self._chain.hashes if self._chain else [],
             kv_id=tools.facts.kv_id,
             numerics_id=tools.facts.numerics_id,
+            tenant_tag=start.tenant_tag,
             max_hit_tokens=usable_hit(len(start.prompt_ids), len(start.prompt_ids), tools.model.replay_length),
             want_replay=True,
+            replay_reach_tokens=reach,
         ) as prefix:
-            reach = tools.model.encoder_layers * tools.model.window
             hit = choose_hit(prefix.hit_tokens, prefix.replay_tokens, reach)
             await self._write(pb.PrefillResponse(hit=pb.Hit(hit_tokens=hit.tokens, grant=export.grant)))
             await self._load(prefix, hit)

@@ -22,7 +22,9 @@ class PrefillWorkerConfig:
     step_tokens          prompt tokens of one step
     threads              threads of one step; 0 leaves it to the kernels
     max_jobs             Prefill calls open at once
-    arena_bytes          shared memory for rows on their way; 0: rows travel by gRPC alone
+    arena_bytes          shared memory for rows on their way; 0: none
+    stream_listen_address      host:port of the byte stream by which other hosts pull rows; off: none, they use gRPC
+    stream_advertised_address  host:port that they reach it by; empty: the worker's host, the port listened on
     kv_cache_address     host:port of the kv_cache node; empty: whoever is present, the one of this host first
     write_queue_bytes    blocks and snapshots waiting to be stored; what comes on top is dropped
     start_timeout_s      from the begin of a call to its Start
@@ -44,6 +46,8 @@ class PrefillWorkerConfig:
     threads: int = 0
     max_jobs: int = 64
     arena_bytes: int = 256 << 20
+    stream_listen_address: str = "127.0.0.1:0"
+    stream_advertised_address: str = ""
     kv_cache_address: str = ""
     write_queue_bytes: int = 128 << 20
     start_timeout_s: float = 5.0

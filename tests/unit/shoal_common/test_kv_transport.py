@@ -17,8 +17,9 @@ from shoal.common.v1 import kv_transport_pb2 as pb
 from shoal.common.v1 import kv_transport_service_pb2_grpc as pb_grpc
 from shoal_common.errors import ChecksumMismatch, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from shoal_common.kv_transport import ArenaFull, ExportTable, KvPuller, KvTransportServicer, PayloadSpec, SharedArena
-from shoal_common.kv_transport.arena import ArenaView, sweep_abandoned
+from shoal_common.kv_transport.arena import ArenaView
 from shoal_common.kv_transport.free_list import FreeList
+from shoal_common.kv_transport.shared_file import sweep_abandoned
 from shoal_common.rpc.channels import Channel
 from shoal_common.rpc.interceptors import ServerInterceptor
 from shoal_common.telemetry import Metrics

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -13,20 +14,17 @@ from shoal.common.v1 import kv_transport_service_pb2_grpc as transport_grpc
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as pb_grpc
 from shoal_common.bus import Bus
-from shoal_common.kv_transport import ExportTable, KvPuller, KvTransportServicer, PayloadSpec, SharedArena, describe
+from shoal_common.kv_transport import KvPuller, KvTransportServicer, PayloadSpec, describe
 from shoal_common.rpc.channels import Channel
 from shoal_common.rpc.readiness import Readiness
 from shoal_common.rpc.server import RpcServer, Service
 from shoal_common.telemetry import Metrics
 from shoal_kv_cache.config import KvCacheConfig
-from shoal_kv_cache.core.index import Index
-from shoal_kv_cache.core.leases import Leases
-from shoal_kv_cache.events import EventStream
+from shoal_kv_cache.node import Node as KvNode
 from shoal_kv_cache.servicer import KvCacheServicer
 from shoal_kv_cache.store import Store
-from shoal_kv_cache.tiers.ram import RamTier
 
-SIZE = 1000
+SIZE, SLAB = 1000, 1024
 HASHES = [bytes([number]) * 32 for number in range(1, 9)]
 KINDS = [transport_pb.TRANSPORT_KIND_SHM, transport_pb.TRANSPORT_KIND_GRPC]
 
@@ -99,37 +97,44 @@ def block(
     return describe(index + (0 if is_block else 100), spec, data), data, parent
 
 
+def first_block(number: int) -> tuple[transport_pb.Payload, bytes, bytes]:
+    """The first block of another chain."""
+    payload, data, _ = block(0)
+    payload.block_hash = HASHES[number]
+    payload.payload_id = number
+    return payload, data, bytes(32)
+
+
 @asynccontextmanager
-async def node(*, ram_bytes: int = 1 << 20) -> AsyncIterator[Node]:
-    with SharedArena(ram_bytes + 4096) as arena:
-        exports = ExportTable(arena)
-        events = EventStream(Bus.off(), mesh="local", instance_id="node")
-        store = Store(Index(Leases(max_leases=8)), RamTier(ram_bytes, arena), exports, events)
-        config = KvCacheConfig(ram_bytes=ram_bytes, put_timeout_s=5)
-        readiness = Readiness()
-        server = RpcServer(
-            [
-                Service(
-                    "shoal.kv_cache.v1.KvCacheService",
-                    pb_grpc.add_KvCacheServiceServicer_to_server,
-                    KvCacheServicer(store, config, instance_id="node"),
-                ),
-                Service(
-                    "shoal.common.v1.KvTransportService",
-                    transport_grpc.add_KvTransportServiceServicer_to_server,
-                    KvTransportServicer(exports),
-                ),
-            ],
-            listen_address="127.0.0.1:0",
-            readiness=readiness,
-            metrics=Metrics(),
-        )
-        channel = Channel(await server.start())
-        try:
-            yield Node(store, channel)
-        finally:
-            await channel.close()
-            await server.stop(0)
+async def node(*, ram_bytes: int = 1 << 20, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[Node]:
+    config = KvCacheConfig(ram_bytes=ram_bytes, put_timeout_s=5, max_leases=8, max_entries=1000)
+    made = KvNode(config, Bus.off(), mesh="local", instance_id="node", node_id="node", clock=clock)
+    made.start()
+    readiness = Readiness()
+    server = RpcServer(
+        [
+            Service(
+                "shoal.kv_cache.v1.KvCacheService",
+                pb_grpc.add_KvCacheServiceServicer_to_server,
+                KvCacheServicer(made, config, instance_id="node"),
+            ),
+            Service(
+                "shoal.common.v1.KvTransportService",
+                transport_grpc.add_KvTransportServiceServicer_to_server,
+                KvTransportServicer(made.exports),
+            ),
+        ],
+        listen_address="127.0.0.1:0",
+        readiness=readiness,
+        metrics=Metrics(),
+    )
+    channel = Channel(await server.start())
+    try:
+        yield Node(made.store, channel)
+    finally:
+        await channel.close()
+        await server.stop(0)
+        await made.stop()
 
 
 @pytest.mark.parametrize("kinds", [KINDS, KINDS[1:]])
@@ -142,7 +147,7 @@ async def test_what_was_put_comes_back_as_it_was(kinds: list[transport_pb.Transp
         found = await one.acquire(4, puller=puller)
         assert (found.hit_tokens, found.present_tokens) == (256, 256)
         assert found.grant.kind == kinds[0]
-        pulled = await puller.pull(found.grant, found.payloads, one.channel, timeout_s=10)
+        pulled = await puller.pull_runs(found.grant, found.runs, one.channel, timeout_s=10)
         assert pulled == [data for _, data, _ in items]
         puller.close()
 
@@ -163,7 +168,7 @@ async def test_a_damaged_put_stores_nothing_and_gives_its_room_back() -> None:
             await one.put([block(0), block(1)], damage=True)
         assert caught.value.code() is grpc.StatusCode.DATA_LOSS
         assert len(one.store.index) == 0
-        assert one.store.tier.used_bytes == 0
+        assert one.store.ram.used_bytes == 0
 
 
 async def test_a_writer_that_leaves_before_commit_leaves_nothing() -> None:
@@ -176,21 +181,21 @@ async def test_a_writer_that_leaves_before_commit_leaves_nothing() -> None:
         await call.write(pb.PutRequest(data=pb.PutData(payload_id=0, data=data)))
         await call.done_writing()
         assert not isinstance(await call.read(), pb.PutResponse)
-        assert one.store.tier.used_bytes == 0
+        assert one.store.ram.used_bytes == 0
         assert (await one.acquire(1)).present_tokens == 0
 
 
 async def test_a_full_node_evicts_what_is_not_pinned_and_refuses_when_all_is() -> None:
-    async with node(ram_bytes=3 * SIZE) as one:
+    async with node(ram_bytes=3 * SLAB) as one:
         await one.put([block(0), block(1), block(2)])
         await one.acquire(2, lease_id="pins two")
-        assert await one.put([block(4)]) == 1
+        assert await one.put([first_block(4)]) == 1
         assert (await one.acquire(3, lease_id="look")).present_tokens == 256
-        await one.acquire(1, lease_id="again")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await one.put([block(5), block(6)])
+            await one.put([first_block(5), first_block(6)])
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert one.store.tier.used_bytes <= 3 * SIZE
+        assert one.store.ram.used_bytes <= 3 * SLAB
+        assert (await one.acquire(2, lease_id="still")).present_tokens == 256
 
 
 async def test_a_reported_block_is_gone_and_flush_is_complete() -> None:
@@ -205,7 +210,7 @@ async def test_a_reported_block_is_gone_and_flush_is_complete() -> None:
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (await one.stub.Flush(pb.FlushRequest(kv_id="other"), timeout=10)).block_count == 0
         assert (await one.stub.Flush(pb.FlushRequest(everything=True), timeout=10)).block_count == 1
-        assert one.store.tier.used_bytes == 0
+        assert one.store.ram.used_bytes == 0
 
 
 async def test_the_list_is_as_of_its_sequence_number() -> None:

@@ -44,18 +44,20 @@ def test_a_hit_leaves_the_replayed_end_of_the_prompt() -> None:
     assert [hit(kv, [1, 2], tokens) for tokens in (256 + 140, 256 + 139, 128 + 140, 128 + 139)] == [256, 128, 128, 0]
 
 
-def test_blocks_of_two_nodes_do_not_add_up() -> None:
-    kv = view(node("a"), node("b"))
+def test_blocks_of_several_nodes_add_up_less_the_way() -> None:
+    kv = view(node("a", "h1"), node("b", "h2"))
     kv.take("a", stored(1, [1], [1]))
     kv.take("b", stored(1, [2, 3], [3]))
-    assert hit(kv, [1, 2, 3], 2000) == 128
+    assert [hit(kv, [1, 2, 3], 2000, host) for host in ("h1", "h2")] == [384 - 256 // 16, 384 - 384 // 16]
+    assert hit(kv, [2, 3, 9], 2000, "h2") == 256
+    assert hit(kv, [1, 4, 3], 2000, "h1") == 128
 
 
-def test_a_worker_expects_the_hits_of_the_node_on_its_host() -> None:
+def test_a_worker_expects_most_of_the_node_on_its_host() -> None:
     kv = view(node("a", "h1"), node("b", "h2"))
     kv.take("a", stored(1, [1], [1]))
     kv.take("b", stored(1, [1, 2], [1, 2]))
-    assert [hit(kv, [1, 2], 2000, host) for host in ("h1", "h2", "h3", "")] == [128, 256, 256, 256]
+    assert [hit(kv, [1, 2], 2000, host) for host in ("h1", "h2", "h3", "")] == [256 - 128 // 16, 256, 256, 256]
 
 
 def test_another_pair_expects_nothing() -> None:
@@ -206,3 +208,6 @@ def test_hits_equal_a_naive_search_of_each_node(held: dict[str, tuple[set[int], 
             if set(range(count)) <= blocks and count - 1 in snapshots and count * 128 <= reach:
                 naive[name] = count * 128
     assert index.hits(range(8), reach) == naive
+    blocks, snapshots = (set[int]().union(*(one[part] for one in held.values())) for part in (0, 1))
+    ends = [n for n in range(1, 9) if set(range(n)) <= blocks and n - 1 in snapshots and n * 128 <= reach]
+    assert index.hit_of_all(range(8), reach) == max(ends, default=0) * 128

@@ -15,55 +15,79 @@ from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
 
-from shoal_common.errors import DataLoss, MeshError
+from shoal_common.errors import DataLoss, DeadlineExceeded, MeshError
 from shoal_common.identity import BLOCK_TOKENS
+from shoal_common.kv_cache_client.node_calls import NodeCalls
 from shoal_common.kv_cache_client.nodes import CacheNodes
-from shoal_common.kv_transport import KvPuller
+from shoal_common.kv_cache_client.release_queue import ReleaseQueue
+from shoal_common.kv_cache_client.runs import leading
+from shoal_common.kv_transport import KvPuller, StreamCaller
 from shoal_common.rpc import Channel, Channels, from_rpc_error, is_transport_failure
 from shoal_common.telemetry import Metrics
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_BLOCK, _SNAPSHOT = transport_pb.PAYLOAD_KIND_BLOCK, transport_pb.PAYLOAD_KIND_ENCODER_WINDOW
 
 
 class Prefix:
     """A pinned prefix. All counts are positions; an empty one (a miss) has zeros.
 
-    hit_tokens       usable with its snapshot
-    replay_tokens    usable by warm replay, without one; 0 unless it is longer than the hit and was asked for
-    present_tokens   leading blocks in the cache, pinned or not
+    hit_tokens           usable with its snapshot
+    replay_tokens        usable by warm replay, without one; 0 unless it is longer than the hit and was asked for
+    replay_cost_tokens   old rows that a warm replay there runs again
+    present_tokens       leading blocks in the cache, pinned or not
     """
 
-    def __init__(self, cache: PrefixCache, channel: Channel | None, answer: pb.AcquireResponse) -> None:
-        self._cache, self._channel, self._answer = cache, channel, answer
-        self._blocks = [one for one in answer.payloads if one.kind == transport_pb.PAYLOAD_KIND_BLOCK]
-        self._snapshots = [one for one in answer.payloads if one.kind == transport_pb.PAYLOAD_KIND_ENCODER_WINDOW]
+    def __init__(
+        self,
+        cache: PrefixCache,
+        channel: Channel | None = None,
+        answer: pb.AcquireResponse | None = None,
+        hashes: Sequence[bytes] = (),
+    ) -> None:
+        answer = answer if answer is not None else pb.AcquireResponse()
+        self._cache, self._channel, self._hashes, self._grant = cache, channel, hashes, answer.grant
+        self._blocks = [run for run in answer.runs if run.kind == _BLOCK]
+        self._snapshots = [run for run in answer.runs if run.kind == _SNAPSHOT]
         self.hit_tokens = answer.hit_tokens
         self.replay_tokens = answer.replay_tokens
+        self.replay_cost_tokens = answer.replay_cost_tokens
         self.present_tokens = answer.present_tokens
+        self.pinned_tokens = sum(len(run.checksums) for run in self._blocks) * BLOCK_TOKENS
 
-    @property
-    def pinned_tokens(self) -> int:
-        """Positions whose blocks can be read."""
-        return len(self._blocks) * BLOCK_TOKENS
-
-    async def blocks(self, end_tokens: int) -> list[bytes] | None:
+    async def blocks(self, end_tokens: int) -> list[memoryview] | None:
         """Blocks of [0, end_tokens). None if they cannot be had: treat as a miss."""
-        wanted = self._blocks[: end_tokens // BLOCK_TOKENS]
-        if len(wanted) * BLOCK_TOKENS != end_tokens:
+        if end_tokens > self.pinned_tokens:
             return None
-        return await self._read(wanted)
+        return await self._read(leading(self._blocks, end_tokens // BLOCK_TOKENS), _BLOCK)
 
-    async def snapshot(self) -> bytes | None:
+    async def snapshot(self) -> memoryview | None:
         """The snapshot at hit_tokens. None if it cannot be had."""
-        found = await self._read(self._snapshots[-1:]) if self._snapshots else None
+        found = await self._read(self._snapshots[-1:], _SNAPSHOT) if self._snapshots else None
         return found[0] if found else None
 
-    async def _read(self, payloads: Sequence[transport_pb.Payload]) -> list[bytes] | None:
+    async def _read(
+        self, runs: Sequence[transport_pb.PayloadRun], kind: transport_pb.PayloadKind.ValueType
+    ) -> list[memoryview] | None:
+        """The bytes; damaged ones are reported. None if any cannot be had."""
         if self._channel is None:
             return None
-        return await self._cache.read(self._answer.grant, payloads, self._channel)
+        try:
+            return await self._cache.pull(self._grant, runs, self._channel)
+        except DataLoss as error:
+            await self._report(error, kind, self._channel)
+        except (MeshError, grpc.aio.AioRpcError) as error:
+            self._cache.failed("pull", error, self._channel)
+        return None
+
+    async def _report(self, error: DataLoss, kind: transport_pb.PayloadKind.ValueType, channel: Channel) -> None:
+        self._cache.failed("pull", error, channel)
+        # A block and the snapshot at its end are both named by the block that ends there.
+        index = int(error.metadata.get("position_end", 0)) // BLOCK_TOKENS - 1
+        if 0 <= index < len(self._hashes):
+            await self._cache.report(pb.ReportCorruptRequest(kind=kind, block_hash=self._hashes[index]), channel)
 
 
 class PrefixCache:
@@ -83,6 +107,9 @@ class PrefixCache:
     ) -> None:
         self._channels, self._puller, self._nodes, self._owner_id = channels, puller, nodes, owner_id
         self._acquire_timeout_s, self._pull_timeout_s, self._lease_s = acquire_timeout_s, pull_timeout_s, lease_s
+        self._caller = StreamCaller(ssl_context=puller.ssl_context)
+        self._calls = NodeCalls(puller, self._caller)
+        self._ended = ReleaseQueue(self._release_all)
         self._beside: set[asyncio.Task[Any]] = set()
         self._failures = metrics.counter(
             "kv_cache_client_failures", "Calls to kv_cache that failed and count as misses", ("call", "reason")
@@ -95,14 +122,17 @@ class PrefixCache:
         *,
         kv_id: str,
         numerics_id: str,
+        tenant_tag: bytes,
         max_hit_tokens: int,
         want_replay: bool = False,
         blocks_only: bool = False,
+        replay_reach_tokens: int = 0,
+        recompute_tokens_per_s: float = 0.0,
     ) -> AsyncIterator[Prefix]:
         """The longest usable prefix of a chain, pinned until the block ends. Arguments as in AcquireRequest."""
         address = self._nodes.pick() if hashes and max_hit_tokens > 0 else None
         if address is None:
-            yield Prefix(self, None, pb.AcquireResponse())
+            yield Prefix(self)
             return
         channel = self._channels.get(address)
         request = pb.AcquireRequest(
@@ -110,50 +140,67 @@ class PrefixCache:
             owner_id=self._owner_id,
             kv_id=kv_id,
             numerics_id=numerics_id,
+            tenant_tag=tenant_tag,
             block_hashes=hashes,
             max_hit_tokens=max_hit_tokens,
             time_to_live=Duration(seconds=round(self._lease_s)),
             offer=self._puller.offer,
             want_replay=want_replay,
             blocks_only=blocks_only,
+            replay_reach_tokens=replay_reach_tokens,
+            recompute_tokens_per_s=recompute_tokens_per_s,
+            release_lease_ids=self._ended.take(address),
         )
-        stub = rpc.KvCacheServiceStub(channel.as_grpc())
-        acquiring = self._spawn(self._acquire(stub, request))
+        acquiring = self._spawn(self._acquire(request, channel))
         try:
             answer = await asyncio.shield(acquiring)
         except asyncio.CancelledError:
             # The node may have pinned already; only its answer tells.
-            self._spawn(self._release_after(acquiring, stub, request.lease_id, channel))
+            self._spawn(self._release_after(acquiring, request.lease_id, channel))
             raise
-        except grpc.aio.AioRpcError as error:
-            self._failed("acquire", error, channel)
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                self._spawn(self._release(stub, request.lease_id, channel))
-            yield Prefix(self, None, pb.AcquireResponse())
+        if answer is None:
+            yield Prefix(self)
             return
         try:
-            yield Prefix(self, channel, answer)
+            yield Prefix(self, channel, answer, hashes)
         finally:
-            if answer.payloads:
-                # Not awaited: a caller that is being cancelled would cut it short.
-                self._spawn(self._release(stub, request.lease_id, channel))
+            if answer.runs:
+                self._ended.add(address, [request.lease_id])
 
     async def close(self) -> None:
-        """Wait for releases that are on their way, each at most its deadline. Before the channels are closed."""
-        await asyncio.gather(*self._beside, return_exceptions=True)
+        """Release what has ended, and wait for what is on its way, each at most its deadline. Before the channels."""
+        self._ended.flush()
+        while self._beside:
+            await asyncio.gather(*self._beside, return_exceptions=True)
+            self._ended.flush()
+        self._caller.close()
 
-    async def read(
-        self, grant: transport_pb.TransportGrant, payloads: Sequence[transport_pb.Payload], channel: Channel
-    ) -> list[bytes] | None:
-        """The bytes of payloads of a grant; damaged ones are reported. None if any cannot be had."""
+    async def pull(
+        self, grant: transport_pb.TransportGrant, runs: Sequence[transport_pb.PayloadRun], channel: Channel
+    ) -> list[memoryview]:
+        """The payloads of runs of a grant. Raises as KvPuller does."""
+        return await self._puller.pull_runs(grant, runs, channel, timeout_s=self._pull_timeout_s)
+
+    async def report(self, request: pb.ReportCorruptRequest, channel: Channel) -> None:
+        """Tell the node that something of it is damaged."""
         try:
-            return await self._puller.pull(grant, payloads, channel, timeout_s=self._pull_timeout_s)
-        except DataLoss as error:
-            self._count("pull", error)
-            await self._report(payloads, error, channel)
+            await rpc.KvCacheServiceStub(channel.as_grpc()).ReportCorrupt(request, timeout=self._acquire_timeout_s)
         except grpc.aio.AioRpcError as error:
-            self._failed("pull", error, channel)
-        return None
+            self.failed("report", error, channel)
+
+    def failed(self, call: str, error: MeshError | grpc.aio.AioRpcError, channel: Channel) -> None:
+        """Count a failure, and leave a node alone for a while that did not answer."""
+        if isinstance(error, grpc.aio.AioRpcError):
+            is_transport = is_transport_failure(error)
+            if is_transport:
+                self._channels.rebuild(channel)
+            error = from_rpc_error(error)
+        else:
+            is_transport = False
+        if is_transport or isinstance(error, DeadlineExceeded):
+            self._nodes.failed(channel.address)
+        self._failures.labels(call, error.reason).inc()
+        logger.warning("kv_cache failed", extra={"call": call, "reason": error.reason, "error": error.message})
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Beside the caller, ended by its own deadline."""
@@ -162,47 +209,28 @@ class PrefixCache:
         task.add_done_callback(self._beside.discard)
         return task
 
-    async def _acquire(self, stub: rpc.KvCacheServiceAsyncStub, request: pb.AcquireRequest) -> pb.AcquireResponse:
-        return await stub.Acquire(request, timeout=self._acquire_timeout_s)
+    async def _acquire(self, request: pb.AcquireRequest, channel: Channel) -> pb.AcquireResponse | None:
+        """None when it failed; what it was to release, and the lease that it may have got, are then released."""
+        try:
+            return await self._calls.acquire(request, channel, timeout_s=self._acquire_timeout_s)
+        except (MeshError, grpc.aio.AioRpcError) as error:
+            self.failed("acquire", error, channel)
+            self._ended.add(channel.address, [*request.release_lease_ids, request.lease_id])
+            return None
 
     async def _release_after(
-        self,
-        acquiring: asyncio.Task[pb.AcquireResponse],
-        stub: rpc.KvCacheServiceAsyncStub,
-        lease_id: str,
-        channel: Channel,
+        self, acquiring: asyncio.Task[pb.AcquireResponse | None], lease_id: str, channel: Channel
     ) -> None:
-        try:
-            await acquiring
-        except grpc.aio.AioRpcError as error:
-            self._failed("acquire", error, channel)
-        await self._release(stub, lease_id, channel)
+        if await acquiring is not None:
+            await self._release(lease_id, channel)
 
-    async def _release(self, stub: rpc.KvCacheServiceAsyncStub, lease_id: str, channel: Channel) -> None:
+    def _release_all(self, address: str, lease_ids: Sequence[str]) -> None:
+        for lease_id in lease_ids:
+            self._spawn(self._release(lease_id, self._channels.get(address)))
+
+    async def _release(self, lease_id: str, channel: Channel) -> None:
         try:
-            await stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=self._acquire_timeout_s)
+            await self._calls.release(lease_id, channel, timeout_s=self._acquire_timeout_s)
         except grpc.aio.AioRpcError as error:
             # The lease ends by its time then.
-            self._failed("release", error, channel)
-
-    async def _report(self, payloads: Sequence[transport_pb.Payload], error: MeshError, channel: Channel) -> None:
-        damaged = error.metadata.get("payload_id")
-        for payload in payloads:
-            if str(payload.payload_id) != damaged or not payload.block_hash:
-                continue
-            request = pb.ReportCorruptRequest(kind=payload.kind, block_hash=payload.block_hash)
-            try:
-                await rpc.KvCacheServiceStub(channel.as_grpc()).ReportCorrupt(request, timeout=self._acquire_timeout_s)
-            except grpc.aio.AioRpcError as failure:
-                self._failed("report", failure, channel)
-
-    def _failed(self, call: str, error: grpc.aio.AioRpcError, channel: Channel) -> None:
-        if is_transport_failure(error):
-            self._channels.rebuild(channel)
-        if is_transport_failure(error) or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            self._nodes.failed(channel.address)
-        self._count(call, from_rpc_error(error))
-
-    def _count(self, call: str, error: MeshError) -> None:
-        self._failures.labels(call, error.reason).inc()
-        logger.warning("kv_cache failed", extra={"call": call, "reason": error.reason, "error": error.message})
+            self.failed("release", error, channel)

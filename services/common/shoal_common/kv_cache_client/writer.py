@@ -6,23 +6,22 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
-from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
 
 from shoal_common.errors import MeshError
 from shoal_common.kv_cache_client.nodes import CacheNodes
+from shoal_common.kv_cache_client.put_call import PutCall
 from shoal_common.kv_transport import PayloadSpec, describe
 from shoal_common.rpc import Channels, from_rpc_error, is_transport_failure
 from shoal_common.telemetry import Metrics
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 1 << 20
 _MAX_PUT_BYTES = 32 << 20
 _MAX_PUT_PAYLOADS = 256
 
@@ -33,7 +32,7 @@ class CacheItem:
 
     spec: PayloadSpec
     parent_hash: bytes
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,12 @@ class CacheWriter:
         owner_id: str,
         max_queued_bytes: int,
         put_timeout_s: float,
+        kinds: Sequence[transport_pb.TransportKind.ValueType] = (transport_pb.TRANSPORT_KIND_SHM,),
     ) -> None:
+        """kinds: ways to offer beside messages of a put; a node on this host lets its memory be filled directly."""
         self._channels, self._nodes, self._owner_id = channels, nodes, owner_id
         self._max_queued_bytes, self._put_timeout_s = max_queued_bytes, put_timeout_s
+        self._put = PutCall(kinds)
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -92,7 +94,7 @@ class CacheWriter:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
-                await self._put(self._next_batch())
+                await self._store(self._next_batch())
             self._idle.set()
 
     async def flush(self) -> None:
@@ -113,29 +115,27 @@ class CacheWriter:
         self._queued_bytes -= size
         return batch
 
-    async def _put(self, batch: Sequence[_Waiting]) -> None:
+    def close(self) -> None:
+        """Unmap what was filled. After `run` has been cancelled; safe to repeat."""
+        self._put.close()
+
+    async def _store(self, batch: Sequence[_Waiting]) -> None:
         address = self._nodes.pick()
         if address is None:
             self._dropped.labels("no_node").inc(len(batch))
             return
         channel = self._channels.get(address)
-        call = rpc.KvCacheServiceStub(channel.as_grpc()).Put(
-            _messages(batch, self._owner_id, wanted := asyncio.get_running_loop().create_future()),
-            timeout=self._put_timeout_s,
-        )
+        begin = _begin(batch, self._owner_id)
         try:
-            async for answer in call:
-                if answer.HasField("wanted"):
-                    wanted.set_result(set(answer.wanted.payload_ids))
-                else:
-                    self._stored.inc(answer.committed.stored_count)
+            data = [one.item.data for one in batch]
+            self._stored.inc(await self._put.run(channel, begin, data, timeout_s=self._put_timeout_s))
         except grpc.aio.AioRpcError as error:
             if is_transport_failure(error):
                 self._channels.rebuild(channel)
                 self._nodes.failed(address)
             self._drop(batch, from_rpc_error(error))
-        finally:
-            wanted.cancel()
+        except MeshError as error:
+            self._drop(batch, error)
 
     def _drop(self, batch: Sequence[_Waiting], error: MeshError) -> None:
         self._dropped.labels("put_failed").inc(len(batch))
@@ -146,29 +146,14 @@ def _owner(waiting: _Waiting) -> tuple[str, str, bytes]:
     return waiting.item.spec.kv_id, waiting.numerics_id, waiting.tenant_tag
 
 
-async def _messages(
-    batch: Sequence[_Waiting], owner_id: str, wanted: asyncio.Future[set[int]]
-) -> AsyncIterator[pb.PutRequest]:
+def _begin(batch: Sequence[_Waiting], owner_id: str) -> pb.PutBegin:
     first = batch[0]
-    payloads: list[transport_pb.Payload] = [
-        describe(index, one.item.spec, one.item.data) for index, one in enumerate(batch)
-    ]
-    yield pb.PutRequest(
-        begin=pb.PutBegin(
-            put_id=secrets.token_hex(16),
-            owner_id=owner_id,
-            kv_id=first.item.spec.kv_id,
-            numerics_id=first.numerics_id,
-            tenant_tag=first.tenant_tag,
-            payloads=payloads,
-            parent_hashes=[one.item.parent_hash for one in batch],
-        )
+    return pb.PutBegin(
+        put_id=secrets.token_hex(16),
+        owner_id=owner_id,
+        kv_id=first.item.spec.kv_id,
+        numerics_id=first.numerics_id,
+        tenant_tag=first.tenant_tag,
+        payloads=[describe(index, one.item.spec, one.item.data) for index, one in enumerate(batch)],
+        parent_hashes=[one.item.parent_hash for one in batch],
     )
-    ids = await wanted
-    for index, one in enumerate(batch):
-        if index not in ids:
-            continue
-        for offset in range(0, len(one.item.data), _CHUNK_BYTES):
-            data = pb.PutData(payload_id=index, offset=offset, data=one.item.data[offset : offset + _CHUNK_BYTES])
-            yield pb.PutRequest(data=data)
-    yield pb.PutRequest(commit=pb.PutCommit())

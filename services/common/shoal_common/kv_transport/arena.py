@@ -1,21 +1,17 @@
-"""Memory that processes of one host map together."""
+"""Memory that processes of one host map together, in ranges of any size: what prefill offers to decode."""
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
-import secrets
+import contextlib
 from pathlib import Path
 from types import TracebackType
 
-from shoal_common.errors import FailedPrecondition, ResourceExhausted
+from shoal_common.errors import ResourceExhausted
 from shoal_common.kv_transport.buffers import Buffer
 from shoal_common.kv_transport.free_list import FreeList
 from shoal_common.kv_transport.host import ARENA_DIRECTORY
+from shoal_common.kv_transport.shared_file import SharedFile, map_shared
 
-NONCE_BYTES = 16
-_PREFIX = "shoal-kv-"
 _FIRST_OFFSET = 64
 
 
@@ -26,33 +22,18 @@ class ArenaFull(ResourceExhausted):
 
 
 class SharedArena:
-    """A file in shared memory, written by its owner and read by others; it starts with a random nonce.
+    """Written by its owner and read by others.
 
     The owner allocates, writes and frees; readers copy out and check what they copied, so a range that is freed under a
     reader shows as a checksum mismatch, never as wrong data. Not thread-safe: one event loop owns it.
     """
 
     def __init__(self, size_bytes: int, *, directory: Path = ARENA_DIRECTORY) -> None:
-        """Creates the file, readable by this user alone, after sweeping those of owners that died.
-
-        Raises FailedPrecondition (NO_SHARED_MEMORY) if it cannot.
-        """
-        self.name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-        self.nonce = secrets.token_bytes(NONCE_BYTES)
-        self.size_bytes = size_bytes
-        self._path = directory / self.name
-        try:
-            sweep_abandoned(directory)
-            self._descriptor = _create_locked(self._path, size_bytes)
-            self._map = mmap.mmap(self._descriptor, size_bytes)
-        except (OSError, ValueError) as error:
-            self._path.unlink(missing_ok=True)
-            raise FailedPrecondition(
-                f"{size_bytes} bytes of shared memory in {directory}: {error}",
-                reason="NO_SHARED_MEMORY",
-                size_bytes=size_bytes,
-            ) from error
-        self._map[:NONCE_BYTES] = self.nonce
+        """Raises FailedPrecondition (NO_SHARED_MEMORY)."""
+        self._file = SharedFile(size_bytes, directory=directory)
+        self.name, self.nonce, self.size_bytes = self._file.name, self._file.nonce, size_bytes
+        self.slab_bytes, self.first_slab_offset = 0, 0
+        self.memory = memoryview(self._file.map)
         self._ranges = FreeList(_FIRST_OFFSET, size_bytes)
 
     @property
@@ -75,12 +56,12 @@ class SharedArena:
                 wanted_bytes=view.nbytes,
                 free_bytes=self.free_bytes,
             )
-        self._map[offset : offset + view.nbytes] = view
+        self.memory[offset : offset + view.nbytes] = view
         return offset
 
     def load(self, offset: int, size_bytes: int) -> bytes:
         """A copy of [offset, offset + size_bytes)."""
-        return self._map[offset : offset + size_bytes]
+        return bytes(self.memory[offset : offset + size_bytes])
 
     def free(self, offset: int) -> None:
         """Gives the range at `offset` back. Raises KeyError when it is not held."""
@@ -88,10 +69,8 @@ class SharedArena:
 
     def close(self) -> None:
         """Removes the file; readers that mapped it keep their mapping. Safe to repeat."""
-        self._path.unlink(missing_ok=True)
-        if not self._map.closed:
-            self._map.close()
-            os.close(self._descriptor)
+        self.memory.release()
+        self._file.close()
 
     def __enter__(self) -> SharedArena:
         return self
@@ -102,66 +81,18 @@ class SharedArena:
         self.close()
 
 
-def sweep_abandoned(directory: Path) -> int:
-    """Removes the arenas whose owners died without closing them, by kill -9 say; returns how many.
-
-    An owner holds a lock on its file as long as it lives. Files of other users are left alone.
-    """
-    swept = 0
-    for path in directory.glob(f"{_PREFIX}*"):
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-            swept += 1
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
-    return swept
-
-
-def _create_locked(path: Path, size_bytes: int) -> int:
-    """A new file under its lock. A sweep that came between the two has removed it again: then once more."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if path.exists():
-                # Reserves the pages, so that a full file system shows here and not as a bus error later.
-                os.posix_fallocate(descriptor, 0, size_bytes)
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
 class ArenaView:
-    """Another process's arena, mapped for reading."""
+    """Another process's arena, mapped for reading or, when a put was granted, for writing."""
 
-    def __init__(self, name: str, nonce: bytes, *, directory: Path = ARENA_DIRECTORY) -> None:
+    def __init__(
+        self, name: str, nonce: bytes, *, is_writable: bool = False, directory: Path = ARENA_DIRECTORY
+    ) -> None:
         """Raises FailedPrecondition (ARENA_NOT_SHARED) unless a file of that name holds that nonce here."""
-        if not name.startswith(_PREFIX) or "/" in name:
-            raise FailedPrecondition(f"{name!r} is no arena", reason="ARENA_NOT_SHARED", arena_name=name)
-        try:
-            with open(directory / name, "rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise FailedPrecondition(
-                f"arena {name} cannot be mapped: {error}", reason="ARENA_NOT_SHARED", arena_name=name
-            ) from error
-        if self._map[:NONCE_BYTES] != nonce:
-            self._map.close()
-            raise FailedPrecondition(f"arena {name} is another one", reason="ARENA_NOT_SHARED", arena_name=name)
-
-    def load(self, offset: int, size_bytes: int) -> bytes:
-        """A copy of [offset, offset + size_bytes), shorter where the arena ends."""
-        return self._map[offset : offset + size_bytes]
+        self._map = map_shared(name, nonce, is_writable=is_writable, directory=directory)
+        self.memory = memoryview(self._map)
 
     def close(self) -> None:
-        """Unmaps. Safe to repeat."""
-        self._map.close()
+        """Unmaps, once the last view is gone. Safe to repeat."""
+        self.memory.release()
+        with contextlib.suppress(BufferError):
+            self._map.close()

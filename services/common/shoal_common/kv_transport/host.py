@@ -22,3 +22,8 @@ def host_id() -> str:
         return f"{boot_id}:{os.stat(ARENA_DIRECTORY).st_dev}"
     except OSError:
         return ""
+
+
+def host_of(address: str) -> str:
+    """The host of host:port, without the brackets of IPv6."""
+    return address.rpartition(":")[0].strip("[]")

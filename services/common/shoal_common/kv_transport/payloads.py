@@ -39,9 +39,31 @@ class PayloadSpec:
     @property
     def size_bytes(self) -> int:
         """Bytes that the array takes. Raises InvalidArgument for an unknown dtype."""
-        if self.dtype not in ITEM_BYTES:
-            raise InvalidArgument.at("payload.dtype", f"{self.dtype!r} does not travel", reason="MALFORMED_PAYLOAD")
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return _size_bytes(self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """Payloads of one kind and size whose positions follow each other, as PayloadRun describes them.
+
+    kind            PayloadKind of each
+    position_begin  first position of the first
+    positions       of each
+    shape, dtype    of each array
+    kv_id           layout, formats and weights
+    """
+
+    kind: pb.PayloadKind.ValueType
+    position_begin: int
+    positions: int
+    shape: tuple[int, ...]
+    dtype: str
+    kv_id: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of each array. Raises InvalidArgument for an unknown dtype."""
+        return _size_bytes(self.shape, self.dtype)
 
 
 def checksum_of(data: Buffer) -> int:
@@ -83,3 +105,9 @@ def verify(payload: pb.Payload, data: Buffer) -> None:
             size_bytes=size_bytes,
             expected_bytes=payload.size_bytes,
         )
+
+
+def _size_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    if dtype not in ITEM_BYTES:
+        raise InvalidArgument.at("payload.dtype", f"{dtype!r} does not travel", reason="MALFORMED_PAYLOAD")
+    return math.prod(shape) * ITEM_BYTES[dtype]

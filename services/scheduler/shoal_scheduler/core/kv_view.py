@@ -13,6 +13,9 @@ from shoal_scheduler.core.prefix_index import PrefixIndex
 HOST_LABEL = "host_id"
 """Presence label of the host: a worker talks to the node on its own."""
 
+_WAY_SHARE = 16
+"""Loading a token from another node costs about such a part of computing it."""
+
 
 class KvView:
     """The index with one event log per node. Invariant: the index knows exactly the nodes that are up."""
@@ -66,7 +69,8 @@ class KvView:
         # A hit leaves the replayed end of the prompt to compute.
         reach = prompt_tokens - self._replay_tokens
         found = {pair: self.index.hits(chain, reach) for pair, chain in chains.items()}
-        return Hits({pair: by_node for pair, by_node in found.items() if by_node}, self._hosts)
+        of_all = {pair: self.index.hit_of_all(chain, reach) for pair, chain in chains.items()}
+        return Hits({pair: (found[pair], of_all[pair]) for pair in chains if of_all[pair]}, self._hosts)
 
     def _apply(self, node_id: str, changes: Sequence[KvChange]) -> None:
         for change in changes:
@@ -77,14 +81,20 @@ class KvView:
 
 
 class Hits:
-    """Expected hits of one prompt."""
+    """Expected hits of one prompt.
 
-    def __init__(self, by_pair: Mapping[str, Mapping[str, int]], hosts: Mapping[str, str]) -> None:
+    by_pair   tokens that each node can spare alone, and that all together can
+    """
+
+    def __init__(self, by_pair: Mapping[str, tuple[Mapping[str, int], int]], hosts: Mapping[str, str]) -> None:
         self._by_pair, self._hosts = by_pair, hosts
         self._known: dict[tuple[str, str], int] = {}
 
     def on(self, worker: Presence) -> int:
-        """Tokens that a worker can load: from the nodes of its host if there are any, else from the best of all."""
+        """Tokens that a worker can load, from the nodes of its host if there are any, else from the best of all.
+
+        What they lack and others have they fetch; for the way it counts for a sixteenth less.
+        """
         if not self._by_pair:
             return 0
         key = (worker.numerics_id, worker.labels.get(HOST_LABEL, ""))
@@ -93,8 +103,7 @@ class Hits:
         return self._known[key]
 
     def _find(self, numerics_id: str, host: str) -> int:
-        by_node = self._by_pair.get(numerics_id)
-        if not by_node:
-            return 0
+        by_node, of_all = self._by_pair.get(numerics_id, ({}, 0))
         local = [node_id for node_id, its_host in self._hosts.items() if host and its_host == host]
-        return max((by_node.get(node_id, 0) for node_id in local or by_node), default=0)
+        here = max((by_node.get(node_id, 0) for node_id in local or by_node), default=0)
+        return of_all - (of_all - here) // _WAY_SHARE

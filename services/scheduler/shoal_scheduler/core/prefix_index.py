@@ -91,6 +91,16 @@ class PrefixIndex:
             self._blocks.move_to_end(key)
         return {node_id: best[bit] for node_id, bit in self._bits.items() if bit in best}
 
+    def hit_of_all(self, chain: Sequence[int], max_hit_tokens: int) -> int:
+        """Tokens that all nodes together can spare a prefill: each block and the snapshot at any of them."""
+        best = 0
+        for index, key in enumerate(chain[: max(0, max_hit_tokens) // BLOCK_TOKENS]):
+            if not self._blocks.get(key, 0):
+                break
+            if self._snapshots.get(key, 0):
+                best = (index + 1) * BLOCK_TOKENS
+        return best
+
 
 def _unset(table: OrderedDict[int, int], key: int, bit: int) -> None:
     mask = table.get(key)

@@ -131,7 +131,7 @@ class Payload(_message.Message):
     block_hash: _builtins.bytes
     """32 bytes: hash of the block, or of the block that ends at position_end for a snapshot. Empty otherwise."""
     arena_offset: _builtins.int
-    """Offset in the shared arena when the grant is shm."""
+    """Offset in the arena where the grant lets memory be read: shm, nixl, mooncake."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Shape of the array."""
@@ -201,6 +201,8 @@ class TransportGrant(_message.Message):
     STREAM_ADDRESS_FIELD_NUMBER: _builtins.int
     SLAB_BYTES_FIELD_NUMBER: _builtins.int
     FIRST_SLAB_OFFSET_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    BASE_ADDRESS_FIELD_NUMBER: _builtins.int
     kind: Global___TransportKind.ValueType
     """The way."""
     export_id: _builtins.str
@@ -212,11 +214,15 @@ class TransportGrant(_message.Message):
     address: _builtins.str
     """host:port of the holder's KvTransportService; grpc only. Empty: the peer of this call."""
     stream_address: _builtins.str
-    """host:port of the holder's byte stream; tcp only."""
+    """host:port of the holder's byte stream, whatever the kind; an empty host is the one of this call. Empty: none is served."""
     slab_bytes: _builtins.int
-    """Size of the arena's slabs and where the first begins; an arena that is not cut into slabs has 0."""
+    """Size of the arena's slabs; 0 for an arena that is not cut into slabs. Set where memory is read: shm, nixl, mooncake."""
     first_slab_offset: _builtins.int
     """Offset of slab 0 in the arena."""
+    peer: _builtins.bytes
+    """What the holder's transfer engine tells its peers; nixl and mooncake only."""
+    base_address: _builtins.int
+    """Where the arena begins in the holder's memory; nixl and mooncake only."""
     def __init__(
         self,
         *,
@@ -228,10 +234,12 @@ class TransportGrant(_message.Message):
         stream_address: _builtins.str = ...,
         slab_bytes: _builtins.int = ...,
         first_slab_offset: _builtins.int = ...,
+        peer: _builtins.bytes = ...,
+        base_address: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "arena_name", b"arena_name", "arena_nonce", b"arena_nonce", "export_id", b"export_id", "first_slab_offset", b"first_slab_offset", "kind", b"kind", "slab_bytes", b"slab_bytes", "stream_address", b"stream_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "arena_name", b"arena_name", "arena_nonce", b"arena_nonce", "base_address", b"base_address", "export_id", b"export_id", "first_slab_offset", b"first_slab_offset", "kind", b"kind", "peer", b"peer", "slab_bytes", b"slab_bytes", "stream_address", b"stream_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,7 +285,7 @@ class PayloadRun(_message.Message):
 
     @_builtins.property
     def slabs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """shm only: the slabs of each, ceil(size_bytes / slab_bytes) a payload, in order. A payload fills its slabs from the front."""
+        """Where the grant lets memory be read (shm, nixl, mooncake): the slabs of each, ceil(size_bytes / slab_bytes) a payload, in order. A payload fills its slabs from the front."""
 
     def __init__(
         self,

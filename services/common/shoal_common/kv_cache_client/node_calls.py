@@ -1,0 +1,52 @@
+"""Calls to one kv_cache node: by its byte stream once that is known, else by gRPC, which always works."""
+
+from __future__ import annotations
+
+import time
+
+from shoal.common.v1 import kv_transport_pb2 as transport_pb
+from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
+from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
+
+from shoal_common.errors import DeadlineExceeded
+from shoal_common.kv_transport import KvPuller, StreamBroken, StreamCaller, StreamUnreachable, stream_address
+from shoal_common.rpc import Channel
+
+_LEAST_S = 0.001
+
+
+class NodeCalls:
+    """The first Acquire of a node goes by gRPC and learns where its stream is. One event loop owns it.
+
+    Raises MeshError (by the stream) or grpc.aio.AioRpcError.
+    """
+
+    def __init__(self, puller: KvPuller, caller: StreamCaller) -> None:
+        self._may_stream = transport_pb.TRANSPORT_KIND_TCP in puller.offer.kinds
+        self._caller = caller
+        self._streams: dict[str, str] = {}
+
+    async def acquire(self, request: pb.AcquireRequest, channel: Channel, *, timeout_s: float) -> pb.AcquireResponse:
+        """Acquire. Idempotent by lease_id, so that a broken stream can be followed by gRPC."""
+        ends_s = time.monotonic() + timeout_s
+        stream = self._streams.get(channel.address)
+        if stream is not None:
+            try:
+                return await self._caller.call(stream, "Acquire", request, pb.AcquireResponse, timeout_s=timeout_s)
+            except (StreamUnreachable, StreamBroken):
+                self._streams.pop(channel.address, None)
+        left_s = ends_s - time.monotonic()
+        if left_s < _LEAST_S:
+            raise DeadlineExceeded(f"Acquire took more than {timeout_s} s", timeout_s=timeout_s)
+        answer = await rpc.KvCacheServiceStub(channel.as_grpc()).Acquire(request, timeout=left_s)
+        self._learn(answer.grant, channel)
+        return answer
+
+    async def release(self, lease_id: str, channel: Channel, *, timeout_s: float) -> None:
+        """Release one lease."""
+        await rpc.KvCacheServiceStub(channel.as_grpc()).Release(pb.ReleaseRequest(lease_id=lease_id), timeout=timeout_s)
+
+    def _learn(self, grant: transport_pb.TransportGrant, channel: Channel) -> None:
+        address = stream_address(grant, channel) if self._may_stream else ""
+        if address:
+            self._streams[channel.address] = address

@@ -1,0 +1,157 @@
+"""Unary methods that the byte stream serves beside gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from google.protobuf.message import DecodeError, Message
+from opentelemetry.trace import SpanKind
+
+from shoal_common.errors import DeadlineExceeded, Internal, InvalidArgument, MeshError, Unimplemented
+from shoal_common.kv_transport.stream_frames import Call, FrameBuffer, FrameKind, StreamBroken, pack_frame
+from shoal_common.request_scope import REQUEST_ID_KEY, request_id
+from shoal_common.rpc.status import to_status
+from shoal_common.telemetry import TRACER, extract
+
+logger = logging.getLogger(__name__)
+
+_INTERNAL_MESSAGE = "internal error; the server's log has the details"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCall:
+    """A unary method that the stream serves beside gRPC, for its lower latency: the same handler, the same meaning.
+
+    request_type   protobuf class of the request
+    handler        runs on the event loop that started the server, is cancelled when the caller leaves or its deadline
+                   passes; a MeshError becomes the caller's, as by gRPC
+    """
+
+    request_type: type[Message]
+    handler: Callable[[Any], Awaitable[Message]]
+
+
+async def answer_call(calls: Mapping[str, StreamCall], body: bytes) -> bytes:
+    """The frame that answers a CALL: ANSWER or ERROR. Raises StreamBroken for a body that is none."""
+    call = Call.unpack(body)
+    try:
+        answer = await _handle(calls, call)
+    except MeshError as error:
+        return error_frame(error)
+    except Exception as error:
+        logger.error("unexpected error in a method", extra={"method": call.method}, exc_info=error)
+        return error_frame(Internal(_INTERNAL_MESSAGE))
+    return pack_frame(FrameKind.ANSWER, answer)
+
+
+def answer_call_on(
+    loop: asyncio.AbstractEventLoop, calls: Mapping[str, StreamCall], body: bytes, *, timeout_s: float
+) -> bytes:
+    """As `answer_call`, from another thread than that of `loop`. Raises TimeoutError when the loop does not run."""
+    running = asyncio.run_coroutine_threadsafe(answer_call(calls, body), loop)
+    try:
+        return running.result(timeout_s)
+    except concurrent.futures.CancelledError as error:
+        raise StreamBroken("the server ends") from error
+    finally:
+        running.cancel()
+
+
+def error_frame(error: MeshError) -> bytes:
+    """What tells a peer of an error."""
+    return pack_frame(FrameKind.ERROR, to_status(error).SerializeToString())
+
+
+async def _handle(calls: Mapping[str, StreamCall], call: Call) -> bytes:
+    method = calls.get(call.method)
+    if method is None:
+        raise Unimplemented(f"the stream has no {call.method!r}", reason="UNKNOWN_METHOD", method=call.method)
+    try:
+        request = method.request_type.FromString(call.request)
+    except DecodeError as error:
+        raise InvalidArgument.at("request", str(error)) from error
+    request_id.set(call.metadata.get(REQUEST_ID_KEY, ""))
+    with TRACER.start_as_current_span(
+        call.method,
+        context=extract(call.metadata),
+        kind=SpanKind.SERVER,
+        attributes={"rpc.system": "shoal_stream", "rpc.method": call.method},
+        record_exception=False,
+        set_status_on_exception=False,
+    ):
+        try:
+            async with asyncio.timeout(call.timeout_s):
+                return (await method.handler(request)).SerializeToString()
+        except TimeoutError as error:
+            seconds = call.timeout_s
+            raise DeadlineExceeded(f"{call.method} took more than {seconds} s", timeout_s=seconds) from error
+
+
+class CallConnection(asyncio.Protocol):
+    """A connection that only makes calls, on the event loop itself: without a thread's two hand-overs a call.
+
+    One call at a time. Who sends another before the answer, does not read answers, or is silent for `idle_s`, is cut.
+    """
+
+    def __init__(
+        self, calls: Mapping[str, StreamCall], *, idle_s: float, ended: Callable[[CallConnection], None]
+    ) -> None:
+        self._calls, self._idle_s, self._ended = calls, idle_s, ended
+        self._frames = FrameBuffer()
+        self._transport: asyncio.Transport | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Cut it. Safe to repeat."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._rest()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._running is not None:
+            self._running.cancel()
+        self._ended(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frame = self._frames.feed(data)
+            if frame is None:
+                return
+            kind, body = frame
+            if kind is not FrameKind.CALL or self._running is not None or not self._is_drained():
+                raise StreamBroken("one call at a time")
+        except StreamBroken as error:
+            logger.debug("stream broken", extra={"error": str(error)})
+            self.close()
+            return
+        if self._idle is not None:
+            self._idle.cancel()
+        self._running = asyncio.get_running_loop().create_task(self._answer(body))
+
+    async def _answer(self, body: bytes) -> None:
+        try:
+            frame = await answer_call(self._calls, body)
+        except StreamBroken:
+            self.close()
+            return
+        self._running = None
+        if self._transport is not None:
+            self._transport.write(frame)
+        self._rest()
+
+    def _is_drained(self) -> bool:
+        return self._transport is not None and not self._transport.get_write_buffer_size()
+
+    def _rest(self) -> None:
+        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self.close)

@@ -1,0 +1,1 @@
+"""Other nodes: who lives, who owns what, and calls to them."""

@@ -1,0 +1,186 @@
+"""Finds chains and entries. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_kv_cache.core.entries import BLOCK_TOKENS, HASH_BYTES, SEGMENT_BLOCKS, Entry, Group, Key, Kind
+from shoal_kv_cache.core.found import NO_LOCATION, NO_SLAB, Found, FoundSnapshot
+from shoal_kv_cache.core.holdings import Holdings
+from shoal_kv_cache.core.results import Held
+from shoal_kv_cache.core.table import RAM, SNAPSHOT, SSD, VISIBLE
+
+_NO_GROUP = -1
+
+
+class Lookup:
+    """Reads rows. Relies on visible blocks being prefix-closed in each segment."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings, self._table, self._groups = holdings, holdings.table, holdings.groups
+
+    def number_of(self, group: Group) -> int:
+        """The number of a group; one that no row has if the group is unknown."""
+        record = self._groups.find(group)
+        return _NO_GROUP if record is None else record.number
+
+    def block(self, number: int, block_hash: bytes) -> int:
+        """The row of a visible block of a group, or 0."""
+        row = self._table.find(block_hash)
+        return row if row and self._table.state.at[row] & VISIBLE and self._table.group.at[row] == number else 0
+
+    def row(self, number: int, key: Key) -> int:
+        """The row of a visible entry of a group, or 0."""
+        block = self.block(number, key.block_hash)
+        return block if key.kind is Kind.BLOCK or not block else self._table.snapshot_of(block)
+
+    def any_row(self, key: Key) -> int:
+        """The row of a visible entry of any group, or 0."""
+        block = self._table.find(key.block_hash)
+        if not block or not self._table.state.at[block] & VISIBLE:
+            return 0
+        return block if key.kind is Kind.BLOCK else self._table.snapshot_of(block)
+
+    def reach(self, group: Group, hashes: Sequence[bytes], first_index: int) -> list[tuple[int, int]]:
+        """How far the leading visible blocks of a chain reach: for each segment the blocks up to there, and the last row.
+
+        Segments in order, by their last block; the first that is not whole is bisected.
+        """
+        table, number = self._table, self.number_of(group)
+        heads, bucket_count, bucket_next = table.heads.at, table.bucket_count, table.bucket_next.at
+        known, state, groups = table.hashes, table.state.at, table.group.at
+
+        def probe(block_hash: bytes) -> int:  # `block` with everything at hand: most of the time of a lookup is here
+            row: int = heads[hash(block_hash) % bucket_count]
+            while row and known[row * HASH_BYTES : row * HASH_BYTES + HASH_BYTES] != block_hash:
+                row = bucket_next[row]
+            return row if row and state[row] & VISIBLE and groups[row] == number else 0
+
+        reached: list[tuple[int, int]] = []
+        begin, count = 0, len(hashes)
+        while begin < count:
+            end = min(count, begin + SEGMENT_BLOCKS - (first_index + begin) % SEGMENT_BLOCKS)
+            row = probe(hashes[end - 1])
+            if row:
+                reached.append((end, row))
+                begin = end
+                continue
+            low, high, last = begin, end - 1, 0
+            while low < high:
+                middle = (low + high) // 2
+                row = probe(hashes[middle])
+                if row:
+                    low, last = middle + 1, row
+                else:
+                    high = middle
+            if last:
+                reached.append((low, last))
+            break
+        return reached
+
+    def find(self, group: Group, hashes: Sequence[bytes], first_index: int) -> Found:
+        """The leading visible blocks of a chain with their copies."""
+        table = self._table
+        rows = self._path(group, hashes, first_index)
+        firsts = table.first_child.array[rows]
+        snapshot_places = np.flatnonzero(table.state.array[firsts] & SNAPSHOT)
+        record = self._groups.find(group)
+        return Found(
+            group=group,
+            first_index=first_index,
+            rows=rows,
+            slabs=table.places[RAM].array[rows],
+            locations=table.places[SSD].array[rows],
+            checksums=table.checksum.array[rows],
+            form=record.block_form if record is not None and len(rows) else None,
+            snapshot_places=snapshot_places,
+            snapshot_in_ram=table.places[RAM].array[firsts[snapshot_places]] != NO_SLAB,
+            describe_snapshot=self._snapshot,
+        )
+
+    def held(self, row: int) -> Held:
+        """All that is known of a visible row."""
+        table = self._table
+        record = self._groups.of(table.group.at[row])
+        parent = table.parent.at[row]
+        if table.state.at[row] & SNAPSHOT:
+            key = Key(Kind.SNAPSHOT, table.hash_of(parent))
+            parent = table.parent.at[parent]
+            form = self._groups.forms[table.first_child.at[row]]
+        else:
+            key = Key(Kind.BLOCK, table.hash_of(row))
+            assert record.block_form is not None
+            form = record.block_form
+        entry = Entry(
+            key=key,
+            group=record.group,
+            parent_hash=table.hash_of(parent),
+            position_end=(table.block_index.at[row] + 1) * BLOCK_TOKENS,
+            form=form,
+            checksum=table.checksum.at[row],
+        )
+        slab, location = table.places[RAM].at[row], table.places[SSD].at[row]
+        return Held(entry, None if slab == NO_SLAB else slab, None if location == NO_LOCATION else location)
+
+    def _path(self, group: Group, hashes: Sequence[bytes], first_index: int) -> NDArray[np.uint32]:
+        """Rows of the leading visible blocks. Each is compared with its hash: a writer may have named a wrong parent."""
+        table = self._table
+        reached = self.reach(group, hashes, first_index)
+        if not reached:
+            return np.empty(0, np.uint32)
+        ends = np.array(reached)
+        count = int(ends[-1, 0])
+        wanted = np.frombuffer(b"".join(hashes[:count]), np.uint64).reshape(count, HASH_BYTES // 8)
+        # Blocks stored together mostly have rows in sequence.
+        lengths = np.diff(ends[:, 0], prepend=0)
+        rows = np.maximum(np.arange(count) + np.repeat(ends[:, 1] + 1 - ends[:, 0], lengths), 0)
+        if not self._are(rows, wanted, first_index):
+            rows = np.array(self._walk(reached), np.int64)
+            if not self._are(rows, wanted, first_index):
+                rows = np.array(self._one_by_one(group, hashes, first_index), np.int64)
+        return rows.astype(np.uint32)
+
+    def _are(self, rows: NDArray[np.int64], wanted: NDArray[np.uint64], first_index: int) -> bool:
+        """Whether rows are the visible blocks with these hashes. A free row may still have the hash it had."""
+        table = self._table
+        return bool(
+            (table.hash_words[rows] == wanted).all()
+            and (table.state.array[rows] & (VISIBLE | SNAPSHOT) == VISIBLE).all()
+            and (table.block_index.array[rows] == np.arange(first_index, first_index + len(rows))).all()
+        )
+
+    def _one_by_one(self, group: Group, hashes: Sequence[bytes], first_index: int) -> list[int]:
+        number, path = self.number_of(group), []
+        for index, block_hash in enumerate(hashes, first_index):
+            row = self.block(number, block_hash)
+            if not row or self._table.block_index.at[row] != index:
+                break
+            path.append(row)
+        return path
+
+    def _walk(self, reached: Sequence[tuple[int, int]]) -> list[int]:
+        parents = self._table.parent.at
+        path: list[int] = []
+        for end, row in reached:
+            part = [row]
+            for _ in range(end - len(path) - 1):
+                row = parents[row]
+                part.append(row)
+            part.reverse()
+            path += part
+        return path
+
+    def _snapshot(self, block: int) -> FoundSnapshot:
+        row = self._table.snapshot_of(block)
+        held = self.held(row)
+        return FoundSnapshot(
+            row=row,
+            block_index=held.entry.block_index,
+            form=held.entry.form,
+            checksum=held.entry.checksum,
+            slab=held.slab,
+            location=held.location,
+        )

@@ -1,0 +1,36 @@
+"""What a copy is worth to its tier: tokens that it will save, per byte and step."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_kv_cache.core.candidates import Rows
+from shoal_kv_cache.core.entries import BLOCK_TOKENS
+from shoal_kv_cache.core.history import OF_SNAPSHOT, History
+from shoal_kv_cache.core.hit_density import HitDensity
+from shoal_kv_cache.core.holdings import Holdings
+
+
+class TokensPerByte:
+    """The policy of one tier: a block saves 128 tokens, a snapshot what a warm replay in its stead would run."""
+
+    def __init__(self, holdings: Holdings, history: History, *, snapshot_tokens: int) -> None:
+        self._holdings, self._history, self._snapshot_tokens = holdings, history, snapshot_tokens
+        self.density = HitDensity()
+
+    def scores(self, rows: Rows) -> NDArray[np.float64]:
+        """The worth of each row."""
+        classes = self._holdings.table.history.array[rows]
+        tokens = np.where(classes & OF_SNAPSHOT, self._snapshot_tokens, BLOCK_TOKENS)
+        density = self.density.density(classes, self._history.ages(rows))
+        worth: NDArray[np.float64] = density * tokens / self._holdings.sizes(rows)
+        return worth
+
+    def hit(self, rows: Rows) -> None:
+        """Rows are used again."""
+        self.density.hit(self._holdings.table.history.array[rows], self._history.ages(rows))
+
+    def evicted(self, history: int, last_use: int, count: int) -> None:
+        """So many rows of one class and time of use go."""
+        self.density.evicted(history, (self._history.now - last_use) & 0xFFFF_FFFF, count)

@@ -1,0 +1,1 @@
+"""Payloads on their way between tiers."""

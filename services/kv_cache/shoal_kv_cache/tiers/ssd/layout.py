@@ -1,0 +1,182 @@
+"""Bytes of a segment file. Pure.
+
+A file is a header page and then batches, one after the other. A batch is a header of whole pages that describes its
+records, then their payloads, each at the start of a page. Little endian. A header is valid only where it was written:
+it names its file (number and random id) and its own page, and is checksummed; so no payload can pass for one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import xxhash
+from shoal_common.kv_transport.buffers import Buffer
+
+from shoal_kv_cache.tiers.descriptions import (
+    RECORD_BYTES,
+    GroupForm,
+    Malformed,
+    Record,
+    decode_form,
+    encode_form,
+    pack_record,
+    unpack_record,
+)
+
+PAGE = 4096
+"""Unit of place, and what O_DIRECT wants of memory, offsets and sizes."""
+PAGE_BITS = 24
+MAX_FILE_BYTES = PAGE << PAGE_BITS
+FILE_ID_BYTES = 16
+MAX_HEADER_BYTES = 1 << 20
+VERSION = 1
+
+_FILE = struct.Struct("<8sHxxIQ16sQ")
+_BATCH = struct.Struct("<8sBxxxIIIIIQ16s")
+_CHECKSUM = struct.Struct("<Q")
+_FILE_MAGIC, _BATCH_MAGIC = b"SHOALSEG", b"SHOALBAT"
+MAX_TOMBSTONES = (MAX_HEADER_BYTES - _BATCH.size - _CHECKSUM.size) // 8
+
+
+class FileHeader(NamedTuple):
+    """First page of a segment file."""
+
+    number: int
+    file_id: bytes
+
+
+class BatchKind(IntEnum):
+    """What a batch holds."""
+
+    RECORDS = 1
+    TOMBSTONES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A decoded batch header. page_count counts header and payloads; tombstones are locations, in whichever file."""
+
+    page: int
+    page_count: int
+    header_bytes: int
+    forms: Sequence[GroupForm] = ()
+    records: Sequence[Record] = ()
+    tombstones: Sequence[int] = ()
+
+
+def pages_of(size_bytes: int) -> int:
+    """Pages that so many bytes take."""
+    return -(-size_bytes // PAGE)
+
+
+def location_of(number: int, page: int) -> int:
+    """Place of a payload among all files."""
+    return number << PAGE_BITS | page
+
+
+def number_and_page(location: int) -> tuple[int, int]:
+    """The file and the page of a location."""
+    return location >> PAGE_BITS, location & ((1 << PAGE_BITS) - 1)
+
+
+def encode_file_header(header: FileHeader) -> bytes:
+    """One page."""
+    fields = (_FILE_MAGIC, VERSION, PAGE, header.number, header.file_id)
+    unsigned = _FILE.pack(*fields, 0)[: -_CHECKSUM.size]
+    return (unsigned + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(unsigned))).ljust(PAGE, b"\0")
+
+
+def decode_file_header(data: Buffer) -> FileHeader:
+    """Raises Malformed."""
+    if len(data) < _FILE.size:
+        raise Malformed("too short")
+    magic, version, page, number, file_id, checksum = _FILE.unpack_from(data)
+    unsigned = memoryview(data)[: _FILE.size - _CHECKSUM.size]
+    if magic != _FILE_MAGIC or version != VERSION or page != PAGE or checksum != xxhash.xxh3_64_intdigest(unsigned):
+        raise Malformed("not a segment file of this version")
+    return FileHeader(number, file_id)
+
+
+def header_size(form_sizes: int, record_count: int) -> int:
+    """Bytes of the header of a batch of records, given the sum of `form_bytes` of its forms."""
+    return _BATCH.size + form_sizes + record_count * RECORD_BYTES + _CHECKSUM.size
+
+
+def encode_records(
+    header: FileHeader, page: int, forms: Sequence[GroupForm], records: Sequence[Record], payload_pages: int
+) -> tuple[bytes, int]:
+    """Header of a batch at `page`, padded to whole pages, and the page of its first payload.
+
+    `page` of each record counts from there; the batch has payload_pages of payloads.
+    """
+    packed_forms = b"".join(map(encode_form, forms))
+    first = page + pages_of(header_size(len(packed_forms), len(records)))
+    body = packed_forms + b"".join([pack_record(record, first) for record in records])
+    page_count = first - page + payload_pages
+    return _sealed(header, BatchKind.RECORDS, page, len(forms), len(records), page_count, body), first
+
+
+def encode_tombstones(header: FileHeader, page: int, locations: Sequence[int]) -> bytes:
+    """A batch of tombstones at `page`, at most MAX_TOMBSTONES."""
+    body = struct.pack(f"<{len(locations)}Q", *locations)
+    page_count = pages_of(_BATCH.size + len(body) + _CHECKSUM.size)
+    return _sealed(header, BatchKind.TOMBSTONES, page, 0, len(locations), page_count, body)
+
+
+def batch_header_bytes(header: FileHeader, page: int, data: Buffer) -> int:
+    """How many bytes the header that begins in `data` has; says nothing of its content. Raises Malformed."""
+    if len(data) < _BATCH.size:
+        raise Malformed("too short")
+    magic, _, _, _, header_bytes, own_page, page_count, number, file_id = _BATCH.unpack_from(data)
+    is_ours = magic == _BATCH_MAGIC and own_page == page and (number, file_id) == header
+    if not is_ours or not _BATCH.size < header_bytes <= MAX_HEADER_BYTES or page_count < pages_of(header_bytes):
+        raise Malformed("no batch begins here")
+    return int(header_bytes)
+
+
+def peek_file_header(data: Buffer) -> FileHeader:
+    """Number and id of the file that a batch header names, to be checked by decoding it. Raises Malformed."""
+    if len(data) < _BATCH.size or bytes(data[: len(_BATCH_MAGIC)]) != _BATCH_MAGIC:
+        raise Malformed("no batch begins here")
+    *_, number, file_id = _BATCH.unpack_from(data)
+    return FileHeader(number, file_id)
+
+
+def decode_batch(header: FileHeader, page: int, data: Buffer) -> Batch:
+    """The batch whose whole header `data` begins with. Raises Malformed."""
+    header_bytes = batch_header_bytes(header, page, data)
+    if len(data) < header_bytes:
+        raise Malformed("the header is cut")
+    body_end = header_bytes - _CHECKSUM.size
+    (checksum,) = _CHECKSUM.unpack_from(data, body_end)
+    if checksum != xxhash.xxh3_64_intdigest(memoryview(data)[:body_end]):
+        raise Malformed("the header is damaged")
+    _, kind, form_count, count, _, _, page_count, _, _ = _BATCH.unpack_from(data)
+    offset = _BATCH.size
+    try:
+        if kind == BatchKind.TOMBSTONES:
+            tombstones = struct.unpack_from(f"<{count}Q", data, offset)
+            return Batch(page=page, page_count=page_count, header_bytes=header_bytes, tombstones=tombstones)
+        forms = []
+        for _ in range(form_count):
+            shared, offset = decode_form(data, offset)
+            forms.append(shared)
+        records = [unpack_record(data, offset + index * RECORD_BYTES) for index in range(count)]
+    except (struct.error, KeyError) as error:
+        raise Malformed(str(error)) from error
+    return Batch(page=page, page_count=page_count, header_bytes=header_bytes, forms=forms, records=records)
+
+
+def _sealed(
+    header: FileHeader, kind: BatchKind, page: int, form_count: int, count: int, page_count: int, body: bytes
+) -> bytes:
+    header_bytes = _BATCH.size + len(body) + _CHECKSUM.size
+    head = _BATCH.pack(
+        _BATCH_MAGIC, kind, form_count, count, header_bytes, page, page_count, header.number, header.file_id
+    )
+    checksum = xxhash.xxh3_64_intdigest(head + body)
+    return b"".join((head, body, _CHECKSUM.pack(checksum), bytes(-header_bytes % PAGE)))

@@ -1,0 +1,159 @@
+"""Appends batches to the newest segment file."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from shoal_kv_cache.tiers.descriptions import GroupForm, Record
+from shoal_kv_cache.tiers.ssd.catalog import Catalog
+from shoal_kv_cache.tiers.ssd.disk import Disk
+from shoal_kv_cache.tiers.ssd.layout import (
+    FILE_ID_BYTES,
+    MAX_HEADER_BYTES,
+    PAGE,
+    FileHeader,
+    encode_file_header,
+    encode_records,
+    encode_tombstones,
+)
+from shoal_kv_cache.tiers.ssd.segments import Segment, segment_path
+
+
+class Log:
+    """The end of the log. One thread uses it. Every method raises OSError, and then nothing of the call counts.
+
+    Invariant: what the catalog has of the file is written; what is above its end is not counted by anybody.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, catalog: Catalog, *, segment_file_bytes: int, is_synced: bool
+    ) -> None:
+        self._disk, self._directory, self._catalog = disk, directory, catalog
+        self._segment_file_bytes, self._is_synced = segment_file_bytes, is_synced
+        self._header = memoryview(mmap.mmap(-1, MAX_HEADER_BYTES))
+        self._segment: Segment | None = None
+        self._descriptor = -1
+        self.is_dirty = False
+        self.written_bytes = 0
+
+    def append(self, forms: Sequence[GroupForm], records: Sequence[Record], payloads: memoryview) -> tuple[int, int]:
+        """A batch of records, pages counted from the first payload; returns the file's number and that one's page."""
+        segment = self._room_for(MAX_HEADER_BYTES + len(payloads))
+        begin = segment.pages.end
+        header, first = encode_records(segment.header, begin, forms, records, len(payloads) // PAGE)
+        self._write(segment, header, payloads)
+        self._catalog.add_batch(segment, (len(header) + len(payloads)) // PAGE, forms, records, first)
+        return segment.number, first
+
+    def append_tombstones(self, locations: Sequence[int]) -> None:
+        """A batch of tombstones, at most MAX_TOMBSTONES."""
+        segment = self._room_for(MAX_HEADER_BYTES)
+        header = encode_tombstones(segment.header, segment.pages.end, locations)
+        self._write(segment, header, memoryview(b""))
+        self._catalog.add_batch(segment, len(header) // PAGE, (), ())
+
+    def sync(self) -> None:
+        """Makes everything durable. After a failure the file is left alone: what it lost cannot be known."""
+        if not self.is_dirty or self._segment is None:
+            return
+        try:
+            self._disk.reached("sync.begun")
+            self._disk.sync(self._descriptor)
+        except OSError:
+            self._leave()
+            raise
+        self.is_dirty = False
+
+    def undo(self, segment: Segment, end: int) -> None:
+        """Takes back what was appended above page `end`, as far as the disk lets us."""
+        self._catalog.cut(segment, end)
+        if segment is self._segment:
+            with suppress(OSError):
+                self._disk.truncate(self._descriptor, end * PAGE)
+                return
+            self._leave()
+
+    def position(self) -> tuple[Segment, int] | None:
+        """The file that is written and its end."""
+        return None if self._segment is None else (self._segment, self._segment.pages.end)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._segment is not None:
+            self._disk.close(self._descriptor)
+            self._segment = None
+
+    def _write(self, segment: Segment, header: bytes, payloads: memoryview) -> None:
+        end = segment.pages.end
+        self._header[: len(header)] = header
+        self.is_dirty = True
+        try:
+            self._disk.reached("append.begun")
+            self._disk.write(self._descriptor, [self._header[: len(header)], payloads], end * PAGE)
+            self._disk.reached("append.written")
+        except OSError:
+            self.undo(segment, end)
+            raise
+        self.written_bytes += len(header) + len(payloads)
+
+    def _room_for(self, size_bytes: int) -> Segment:
+        segment = self._segment
+        if segment is None:
+            segment = self._resume()
+        if segment is not None:
+            is_fresh = segment.pages.end <= 1
+            if is_fresh or segment.file_bytes + size_bytes - MAX_HEADER_BYTES <= self._segment_file_bytes:
+                return segment
+            if self._is_synced:
+                self.sync()
+            self._disk.reached("roll.begun")
+        fresh = self._create()
+        self._leave()
+        self._segment, self._descriptor = fresh
+        return self._segment
+
+    def _resume(self) -> Segment | None:
+        """The newest file, when more can be appended to it."""
+        newest = self._catalog.segments.get(self._catalog.next_number - 1)
+        if newest is None or newest.is_closed or newest.file_bytes >= self._segment_file_bytes:
+            return None
+        self._descriptor, self._segment = self._disk.open(newest.path, is_writable=True), newest
+        return newest
+
+    def _create(self) -> tuple[Segment, int]:
+        number = self._catalog.next_number
+        header = FileHeader(number, os.urandom(FILE_ID_BYTES))
+        path = segment_path(self._directory, number)
+        # Left over from an attempt that failed: nothing was ever promised in it.
+        self._disk.delete(path)
+        descriptor = self._disk.open(path, is_new=True, is_writable=True)
+        try:
+            self._disk.reached("roll.created")
+            page = self._header[:PAGE]
+            page[:] = encode_file_header(header)
+            self._disk.write(descriptor, [page], 0)
+            self._disk.reached("roll.headed")
+            if self._is_synced:
+                self._disk.sync(descriptor)
+                self._disk.sync_directory(self._directory)
+            self._disk.reached("roll.durable")
+        except OSError:
+            self._disk.close(descriptor)
+            with suppress(OSError):
+                self._disk.delete(path)
+            raise
+        segment = Segment(header, path)
+        segment.pages.add_payloads((), 1)
+        self.written_bytes += PAGE
+        self._catalog.add(segment)
+        return segment, descriptor
+
+    def _leave(self) -> None:
+        if self._segment is not None:
+            self._segment.is_closed = True
+            self._disk.close(self._descriptor)
+            self._segment, self._descriptor, self.is_dirty = None, -1, False

@@ -1,0 +1,195 @@
+"""Finds at the start what the files have: the index for what it knows, the files for the rest."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_kv_cache.tiers.descriptions import GroupForm, Record
+from shoal_kv_cache.tiers.ssd.aligned import AlignedPool
+from shoal_kv_cache.tiers.ssd.catalog import Catalog
+from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
+from shoal_kv_cache.tiers.ssd.disk import Disk
+from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb, IndexedFile
+from shoal_kv_cache.tiers.ssd.layout import PAGE, Batch, number_and_page, pages_of
+from shoal_kv_cache.tiers.ssd.scan import Scanner
+from shoal_kv_cache.tiers.ssd.segments import Segment, number_of, segment_path
+from shoal_kv_cache.tiers.ssd.values import Recovered
+
+logger = logging.getLogger(__name__)
+
+_FETCH = 4096
+Places = npt.NDArray[np.uint64]
+
+
+class Recovery:
+    """Fills a catalog from a folder. Used once.
+
+    The files are the truth. A record of the index counts where its file has it; a tombstone counts wherever it lies; a
+    copy made by compaction replaces what it was copied from.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: Path, catalog: Catalog, pool: AlignedPool, checkpoints: Checkpoints
+    ) -> None:
+        self._disk, self._directory, self._catalog, self._pool = disk, directory, catalog, pool
+        self._checkpoints = checkpoints
+        self._trusted: set[int] = set()
+        self._dead: list[int] = []
+        self.unreadable: list[OSError] = []
+
+    def run(self) -> Iterator[Recovered]:
+        """Reads everything that must be read, then yields what lives, parents before children.
+
+        Raises IndexDamaged before anything is yielded: then another one is run, with a fresh catalog and no index.
+        """
+        index = self._checkpoints.index
+        known = index.files() if index is not None else {}
+        numbers = sorted(
+            number for name in self._disk.names(self._directory) if (number := number_of(name)) is not None
+        )
+        for number in numbers:
+            self._catalog.highest_number = number
+            try:
+                self._open(number, known.get(number), is_last=number == numbers[-1])
+            except OSError as error:
+                # It stays where it is: the next start may read it.
+                logger.warning("a segment file cannot be read", extra={"number": number, "error": str(error)})
+                self.unreadable.append(error)
+                self._catalog.unreadable.add(number)
+        for number in known.keys() - set(numbers):
+            self._checkpoints.forget_file(number)
+        for location in self._dead:
+            self._catalog.kill(location)
+        places = self._living(index)
+        if index is not None:
+            index.trusted()
+        self._checkpoints.run()
+        return self._entries(places)
+
+    def _open(self, number: int, known: IndexedFile | None, *, is_last: bool) -> None:
+        path = segment_path(self._directory, number)
+        descriptor = self._disk.open(path)
+        try:
+            scanner = Scanner(self._disk, self._pool, descriptor, self._disk.size(path))
+            header = scanner.file_header(number)
+            if header is None:
+                self._pass_over(path, number, is_last=is_last)
+                return
+            segment = Segment(header, path)
+            if known is not None and known.file_id == header.file_id:
+                segment.pages, segment.indexed_end, segment.is_dirty = known.pages, known.indexed_end, False
+                self._trusted.add(number)
+            else:
+                segment.pages.add_payloads((), 1)
+                self._checkpoints.forget_file(number)
+            self._catalog.add(segment)
+            if segment.pages.end > scanner.end:
+                # Cut by somebody: what is behind is gone, and nothing more is put there.
+                self._catalog.cut(segment, scanner.end)
+                segment.is_closed = True
+            self._scan(segment, scanner, is_last=is_last)
+        finally:
+            self._disk.close(descriptor)
+
+    def _scan(self, segment: Segment, scanner: Scanner, *, is_last: bool) -> None:
+        for batch in scanner.batches(segment.header, segment.pages.end):
+            end = batch.page + batch.page_count
+            if end > scanner.end and is_last:
+                # The end of the log, being written when the process died: it was never promised.
+                break
+            records = [record for record in batch.records if _is_there(scanner, batch, record, is_checked=is_last)]
+            self._pad(segment, batch.page)
+            self._catalog.add_batch(segment, min(end, scanner.end) - batch.page, batch.forms, records)
+            self._checkpoints.add(segment.number, batch.forms, records)
+            self._dead.extend(batch.tombstones)
+        if segment.pages.end < scanner.end and is_last:
+            self._cut(segment)
+        else:
+            self._pad(segment, scanner.end)
+
+    def _pad(self, segment: Segment, end: int) -> None:
+        gap = end - segment.pages.end
+        if gap > 0:
+            self._catalog.add_batch(segment, gap, (), ())
+
+    def _cut(self, segment: Segment) -> None:
+        try:
+            descriptor = self._disk.open(segment.path, is_writable=True)
+        except OSError:
+            segment.is_closed = True
+            return
+        try:
+            self._disk.truncate(descriptor, segment.pages.end * PAGE)
+            self._disk.reached("recovery.cut")
+        except OSError:
+            segment.is_closed = True
+        finally:
+            self._disk.close(descriptor)
+
+    def _pass_over(self, path: Path, number: int, *, is_last: bool) -> None:
+        """A file of which nothing can be read: made in the moment of a crash, or ruined. The last keeps its number."""
+        logger.warning("a segment file has nothing that can be read", extra={"number": number})
+        if not is_last:
+            with suppress(OSError):
+                self._disk.delete(path)
+
+    def _living(self, index: IndexDb | None) -> Places:
+        """Locations of what lives, by position."""
+        places, ends, replaced = array("Q"), array("I"), array("Q")
+        indexed = index.records() if index is not None else iter(())
+        trusted = ((at, record) for at, record in indexed if number_and_page(at)[0] in self._trusted)
+        scanned = ((at, record) for at, (_, record) in self._checkpoints.pending.items())
+        for location, record in chain(trusted, scanned):
+            if self._catalog.find(location) is None:
+                continue
+            if record.replaces:
+                replaced.append(record.replaces)
+            places.append(location)
+            ends.append(record.position_end)
+        for location in replaced:
+            # The copy may be compacted away before this one is: it needs a tombstone of its own.
+            if self._catalog.kill(location):
+                self._catalog.unwritten.add(location)
+        order = np.argsort(np.frombuffer(ends, dtype=np.uint32), kind="stable")
+        return np.frombuffer(places, dtype=np.uint64)[order]
+
+    def _entries(self, places: Places) -> Iterator[Recovered]:
+        for begin in range(0, len(places), _FETCH):
+            locations = [int(place) for place in places[begin : begin + _FETCH]]
+            for location, found in zip(locations, self._fetch(locations), strict=True):
+                if self._catalog.find(location) is None:
+                    continue
+                if found is None:
+                    self._catalog.kill(location)
+                    continue
+                shared, record = found
+                yield Recovered(record.entry(shared), location)
+
+    def _fetch(self, locations: Sequence[int]) -> list[tuple[GroupForm, Record] | None]:
+        pending, index = self._checkpoints.pending, self._checkpoints.index
+        try:
+            indexed = index.get(locations) if index is not None else [None] * len(locations)
+        except IndexDamaged:
+            indexed = [None] * len(locations)
+        found: list[tuple[GroupForm, Record] | None] = []
+        for location, record in zip(locations, indexed, strict=True):
+            shared = index.forms.get(record.form_index) if index is not None and record is not None else None
+            found.append(
+                pending.get(location) or ((shared, record) if shared is not None and record is not None else None)
+            )
+        return found
+
+
+def _is_there(scanner: Scanner, batch: Batch, record: Record, *, is_checked: bool) -> bool:
+    size_bytes = batch.forms[record.form_index].form.size_bytes
+    if record.page + pages_of(size_bytes) > scanner.end:
+        return False
+    return not is_checked or scanner.is_intact(record.page, size_bytes, record.checksum)
