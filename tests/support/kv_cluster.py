@@ -41,14 +41,16 @@ class Cluster:
             **{f"SHOAL_KV_CACHE_{key.upper()}": value for key, value in settings.items()},
         }
         log = self.folder / f"{name}-{len(list(self.folder.glob(f'{name}-*')))}.log"
-        self.nodes[name] = self.stack.enter_context(service_process("shoal_kv_cache", log=log, environment=environment))
+        self.nodes[name] = self.stack.enter_context(
+            service_process("shoal_kv_cache", log=log, environment=environment, timeout_s=120)
+        )
 
     def kill(self, name: str) -> None:
         popen = self.nodes.pop(name).popen
         popen.kill()
         popen.wait()
 
-    def wait_for_peers(self, timeout_s: float = 20.0) -> None:
+    def wait_for_peers(self, timeout_s: float = 60.0) -> None:
         """Until every node knows exactly the others."""
 
         def known() -> dict[str, float]:
