@@ -81,7 +81,9 @@ class NaiveIndex:
         found = [key]
         for one in found:
             found += [
-                child for child in self.children(one) if self.visible[child].entry.block_index // SEGMENT_BLOCKS == segment
+                child
+                for child in self.children(one)
+                if self.visible[child].entry.block_index // SEGMENT_BLOCKS == segment
             ]
         return found
 
