@@ -8,7 +8,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-BLOCK_TOKENS = 128
+BLOCK_TOKENS = 1024
+"""Of a block here: eight of the cache's, so that a trace is replayed eight times faster."""
 
 
 @dataclass(frozen=True, slots=True)

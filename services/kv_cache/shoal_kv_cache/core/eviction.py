@@ -89,14 +89,14 @@ class Evictor:
         """Evicts a row and then what it stood on, while that is worth at most `bound`; returns the bytes."""
         holdings, table = self._holdings, self._holdings.table
         state, parents = table.state.at, table.parent.at
-        history, last_use = table.history.at, table.last_use.at
+        last_use = table.last_use.at
         done = 0
-        same = history[row], last_use[row]
+        used_together = last_use[row]
         while candidates.can_go(row):
-            if (history[row], last_use[row]) != same:
+            if last_use[row] != used_together:
                 if self._policy.scores(np.array([row], np.uint32))[0] > bound:
                     break
-                same = history[row], last_use[row]
+                used_together = last_use[row]
             parent = parents[row]
             done += self._evict(row, changes)
             if not state[parent] & VISIBLE:

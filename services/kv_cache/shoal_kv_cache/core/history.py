@@ -18,8 +18,8 @@ class History:
     """Time and classes. A step of time is one stored entry; a use within `window` steps of the last one is the same.
 
     The class of a row has how often it was used, up to 3; whether its chain had grown before after a pause, as
-    conversations do; and its origin: a number drawn from the hash of the block at which its chain left what others have
-    in common, so that what begins with one system prompt, be it chats, agents or a scan, is learned of together.
+    conversations do; and its origin: a number drawn from the first block of its chain, so that what begins with one
+    system prompt, be it chats, agents or a scan, is learned of together.
     """
 
     def __init__(self, table: Table, *, window: int) -> None:
@@ -30,17 +30,16 @@ class History:
         """So many entries are about to be stored, all at one time."""
         self.now = (self.now + steps) & _MAX_AGE
 
-    def stored(self, row: int, parent: int, *, child_count: int) -> None:
-        """A block is new on `parent`, which is followed by `child_count` others."""
+    def stored(self, row: int, parent: int, *, is_leaf: bool) -> None:
+        """A block is new on `parent`, which ended its chain so far (`is_leaf`), or from which it branches off."""
         table = self._table
-        past = table.history.at[parent]
-        if child_count > 1:
-            past = table.hashes[parent * HASH_BYTES] & _ORIGIN
-        elif child_count:
-            past &= _ORIGIN
-        else:
+        if not table.block_index.at[row]:
+            past = table.hashes[row * HASH_BYTES] & _ORIGIN
+        elif is_leaf:
             is_pause = (self.now - table.last_use.at[parent]) & _MAX_AGE > self._window
-            past = past & (_CONTINUED | _ORIGIN) | (_CONTINUED if is_pause else 0)
+            past = table.history.at[parent] & (_CONTINUED | _ORIGIN) | (_CONTINUED if is_pause else 0)
+        else:
+            past = table.history.at[parent] & _ORIGIN
         table.history.at[row] = past
         table.last_use.at[row] = self.now
 

@@ -140,11 +140,6 @@ class Holdings:
         leaves: NDArray[np.bool_] = (children[RAM].column.array[rows] | children[SSD].column.array[rows]) == 0
         return leaves
 
-    def child_count(self, row: int) -> int:
-        """Visible rows that stand on it, at least; exact up to two."""
-        children = self.table.children
-        return max(children[RAM].at[row], children[SSD].at[row])
-
     def offer(self, row: int) -> None:
         """The row may have become a candidate for eviction."""
         self.candidates[RAM].offer(row)

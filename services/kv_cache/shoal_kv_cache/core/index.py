@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.entries import SEGMENT_BLOCKS, Entry, Form, Group, Key, Kind
-from shoal_kv_cache.core.eviction import Evictor
+from shoal_kv_cache.core.eviction import Evictor, Policy
 from shoal_kv_cache.core.found import NO_SLAB, Found, FoundSnapshot
 from shoal_kv_cache.core.groups import TierUse
 from shoal_kv_cache.core.history import History
@@ -51,12 +51,14 @@ class Index:
         quotas: Quotas | None = None,
         snapshot_tokens: int = 2560,
         seed: int = 0,
+        policy: Callable[[Holdings, History], Policy] | None = None,
     ) -> None:
         """Lays out tables for `max_entries` over memory and disk; they are touched as entries come.
 
         max_entries      rows at most, about 95 bytes each; a chain's root takes one too
         snapshot_tokens  rows that a warm replay runs for want of a snapshot (E x W): what a snapshot is worth
         seed             of the draws of candidates for eviction
+        policy           what is worth keeping; None: tokens per byte, learned (`TokensPerByte`)
         """
         self.leases = leases
         self._quotas = quotas or Quotas()
@@ -67,8 +69,12 @@ class Index:
         self._reuse = ReuseSample(self._table, self._history, window=window)
         self._lookup = Lookup(self._holdings)
         self._storing = Storing(self._holdings, self._history, self._reuse)
-        policy = TokensPerByte(self._holdings, self._history, self._reuse.density, snapshot_tokens=snapshot_tokens)
-        self._evictors = tuple(Evictor(self._holdings, tier, policy, seed=seed + tier) for tier in (RAM, SSD))
+        worth = (
+            policy(self._holdings, self._history)
+            if policy is not None
+            else TokensPerByte(self._holdings, self._history, self._reuse.density, snapshot_tokens=snapshot_tokens)
+        )
+        self._evictors = tuple(Evictor(self._holdings, tier, worth, seed=seed + tier) for tier in (RAM, SSD))
 
     def __len__(self) -> int:
         """Visible entries."""

@@ -31,11 +31,8 @@ class Storing:
         if not entries:
             return []
         table = self._holdings.table
-        need = len(entries) + sum(
-            not (one.position_end - BLOCK_TOKENS) % (SEGMENT_BLOCKS * BLOCK_TOKENS) for one in entries
-        )
-        if table.free_rows < need:
-            raise IndexFull(f"{need} rows wanted, {table.free_rows} free", wanted=need, free=table.free_rows)
+        if table.free_rows < 2 * len(entries):
+            self._check_room(entries)
         record = self._holdings.groups.intern(entries[0].group)
         self._history.advance(len(entries))
         outcomes = [Outcome.ORPHAN] * len(entries)
@@ -112,6 +109,15 @@ class Storing:
         self._holdings.offer(row)
         return True
 
+    def _check_room(self, entries: Sequence[Entry]) -> None:
+        known = {one.key.block_hash for one in entries}
+        firsts = (one for one in entries if not one.block_index % SEGMENT_BLOCKS)
+        stubs = {one.parent_hash for one in firsts if one.parent_hash not in known}
+        table = self._holdings.table
+        need = len(entries) + sum(not table.find(parent_hash) for parent_hash in stubs)
+        if table.free_rows < need:
+            raise IndexFull(f"{need} rows wanted, {table.free_rows} free", wanted=need, free=table.free_rows)
+
     def _run(self, entries: Sequence[Entry], order: Sequence[int], begin: int, before: Entry) -> list[int]:
         """Which entries, in order from `begin`, are new blocks one after the other on `before`; empty if only few."""
         table, run = self._holdings.table, []
@@ -158,8 +164,9 @@ class Storing:
             parent = holdings.stub(entry.parent_hash)
         if not row:
             row = holdings.stub(entry.key.block_hash)
-        self._history.stored(row, parent, child_count=holdings.child_count(parent))
+        is_leaf = not holdings.has_children(parent)
         holdings.show(row, record, parent, index, entry.checksum)
+        self._history.stored(row, parent, is_leaf=is_leaf)
         holdings.give_copy(tier, row, place)
         return Outcome.STORED, row
 
