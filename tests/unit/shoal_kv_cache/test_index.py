@@ -416,7 +416,7 @@ class Pair:
         assert self.real.free_entries == 256, "a row has leaked"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(STEP, max_size=40))
 def test_any_history_leaves_what_a_naive_index_has(steps: list[tuple[str, int, int, int, bool]]) -> None:
     pair = Pair()

@@ -23,14 +23,6 @@ class Policy(Protocol):
         """The worth of each row per byte: the least goes first."""
         ...
 
-    def hit(self, rows: Rows) -> None:
-        """Rows are used again, with a copy in the tier; their history is still that of before."""
-        ...
-
-    def evicted(self, history: int, last_use: int, count: int) -> None:
-        """So many rows of one class and time of use go from the tier."""
-        ...
-
 
 class Evictor:
     """Evicts from one tier.
@@ -49,7 +41,6 @@ class Evictor:
         sample_rows: int = SAMPLE_ROWS,
         batch_rows: int = BATCH_ROWS,
     ) -> None:
-        self.policy = policy
         self._holdings, self._tier, self._policy = holdings, tier, policy
         self._sample_rows, self._batch_rows = sample_rows, batch_rows
         self._random = np.random.default_rng(seed)
@@ -98,26 +89,22 @@ class Evictor:
         """Evicts a row and then what it stood on, while that is worth at most `bound`; returns the bytes."""
         holdings, table = self._holdings, self._holdings.table
         state, parents = table.state.at, table.parent.at
-        history, last_use = table.history.at, table.last_use.at
-        done = count = 0
-        same = history[row], last_use[row]
+        last_use = table.last_use.at
+        done = 0
+        used_together = last_use[row]
         while candidates.can_go(row):
-            if (history[row], last_use[row]) != same:
+            if last_use[row] != used_together:
                 if self._policy.scores(np.array([row], np.uint32))[0] > bound:
                     break
-                self._policy.evicted(*same, count)
-                count, same = 0, (history[row], last_use[row])
+                used_together = last_use[row]
             parent = parents[row]
             done += self._evict(row, changes)
-            count += 1
             if not state[parent] & VISIBLE:
                 row = 0
                 break
             row = parent
             if done >= size_bytes:
                 break
-        if count:
-            self._policy.evicted(*same, count)
         if row:
             holdings.offer(row)
         return done

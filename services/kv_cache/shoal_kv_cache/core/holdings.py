@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal_kv_cache.core.candidates import Candidates, Rows
 from shoal_kv_cache.core.changes import Changes
-from shoal_kv_cache.core.entries import SEGMENT_BLOCKS, Key, Kind
+from shoal_kv_cache.core.entries import SEGMENT_BLOCKS, Entry, Key, Kind
 from shoal_kv_cache.core.groups import GroupRecord, Groups
 from shoal_kv_cache.core.leases import Leases
-from shoal_kv_cache.core.table import NO_PLACE, PINNED, RAM, SNAPSHOT, SSD, VISIBLE, Table
+from shoal_kv_cache.core.table import LIST_BITS, NO_PLACE, PINNED, RAM, SNAPSHOT, SSD, VISIBLE, Table
 
 
 class Holdings:
@@ -54,6 +56,7 @@ class Holdings:
     def stub(self, block_hash: bytes) -> int:
         """A row for a block that is not visible."""
         row = self.table.take()
+        self.table.history.at[row] = 0
         self.table.enter(row, block_hash)
         return row
 
@@ -77,6 +80,38 @@ class Holdings:
             table.link(row)
         self.visible_count += 1
 
+    def show_run(
+        self, tier: int, record: GroupRecord, parent: int, entries: Sequence[Entry], places: Sequence[int]
+    ) -> Rows:
+        """Makes new blocks visible, each the child of the one before, with copies in one tier; many times faster."""
+        table, count, other = self.table, len(entries), 1 - tier
+        rows = table.take_run(count)
+        table.enter_run(rows, [entry.key.block_hash for entry in entries])
+        indexes = np.arange(entries[0].block_index, entries[0].block_index + count, dtype=np.uint32)
+        shares_segment = indexes % SEGMENT_BLOCKS != 0
+        table.state.array[rows] = table.state.array[rows] & LIST_BITS | VISIBLE
+        table.group.array[rows] = record.number
+        table.parent.array[rows] = np.concatenate([np.array([parent], np.uint32), rows[:-1]])
+        table.block_index.array[rows] = indexes
+        table.checksum.array[rows] = np.array([entry.checksum for entry in entries], np.uint64)
+        table.places[tier].array[rows] = places
+        table.places[other].array[rows] = NO_PLACE[other]
+        table.next_sibling.array[rows] = table.previous_sibling.array[rows] = 0
+        table.first_child.array[rows] = 0
+        table.first_child.array[rows[:-1]] = np.where(shares_segment[1:], rows[1:], 0)
+        table.children[tier].column.array[rows] = 1
+        table.children[tier].column.array[rows[-1]] = 0
+        table.children[other].column.array[rows] = 0
+        if shares_segment[0]:
+            table.link(int(rows[0]))
+        table.children[tier].add(parent)
+        self.visible_count += count
+        size = self.groups.block_bytes[record.number]
+        record.use[tier].block_count += count
+        record.use[tier].used_bytes += count * size
+        self.groups.tenant_bytes[tier][record.tenant] += count * size
+        return rows
+
     def give_copy(self, tier: int, row: int, place: int) -> None:
         """The row has a copy in this tier now."""
         table = self.table
@@ -98,6 +133,12 @@ class Holdings:
         """Whether visible rows stand on it."""
         children = self.table.children
         return bool(children[RAM].at[row] or children[SSD].at[row])
+
+    def are_leaves(self, rows: Rows) -> NDArray[np.bool_]:
+        """For which rows nothing visible stands on them."""
+        children = self.table.children
+        leaves: NDArray[np.bool_] = (children[RAM].column.array[rows] | children[SSD].column.array[rows]) == 0
+        return leaves
 
     def offer(self, row: int) -> None:
         """The row may have become a candidate for eviction."""

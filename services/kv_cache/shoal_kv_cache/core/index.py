@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.entries import SEGMENT_BLOCKS, Entry, Form, Group, Key, Kind
-from shoal_kv_cache.core.eviction import Evictor
+from shoal_kv_cache.core.eviction import Evictor, Policy
 from shoal_kv_cache.core.found import NO_SLAB, Found, FoundSnapshot
 from shoal_kv_cache.core.groups import TierUse
 from shoal_kv_cache.core.history import History
@@ -18,6 +18,7 @@ from shoal_kv_cache.core.leases import Lease, Leases
 from shoal_kv_cache.core.lookup import Lookup
 from shoal_kv_cache.core.quotas import Quotas
 from shoal_kv_cache.core.results import Flushed, Held, Outcome, Usage
+from shoal_kv_cache.core.reuse import ReuseSample
 from shoal_kv_cache.core.storing import Storing
 from shoal_kv_cache.core.table import NO_PLACE, PINNED, RAM, SNAPSHOT, SSD, VISIBLE, IndexFull
 from shoal_kv_cache.core.worth import TokensPerByte
@@ -36,7 +37,8 @@ class Index:
     * settles `Changes` before its next await: slabs back to the arena, `freed_ssd` to the SSD tier, keys to the events;
     * looks up and pins in one go: `find`, decide by `Found.usable`, `pin`, and only then awaits loads. After the awaits
       it hands new copies over by `set_slab` and looks up again for its answer; entries may have been dropped meanwhile;
-    * makes room first (`evict_ram`, as often as it returns something) and stores then; `store` never evicts;
+    * for a put, takes what is `missing`, holds the parents (`hold`), makes room (`evict_ram`, as often as it returns
+      something), and stores when the bytes are there; `store` never evicts;
     * owns the bytes: the index does not know whether a slab's content is right, nor how many slabs are chained to it;
     * serialises a flush against puts that began before it (flush epoch): `store` takes what it is given.
     """
@@ -49,29 +51,30 @@ class Index:
         quotas: Quotas | None = None,
         snapshot_tokens: int = 2560,
         seed: int = 0,
+        policy: Callable[[Holdings, History], Policy] | None = None,
     ) -> None:
         """Lays out tables for `max_entries` over memory and disk; they are touched as entries come.
 
         max_entries      rows at most, about 95 bytes each; a chain's root takes one too
         snapshot_tokens  rows that a warm replay runs for want of a snapshot (E x W): what a snapshot is worth
         seed             of the draws of candidates for eviction
+        policy           what is worth keeping; None: tokens per byte, learned (`TokensPerByte`)
         """
         self.leases = leases
         self._quotas = quotas or Quotas()
         self._holdings = Holdings(leases, max_entries)
         self._table, self._groups = self._holdings.table, self._holdings.groups
-        self._history = History(self._table, window=max_entries // 256)
+        window = max_entries // 256
+        self._history = History(self._table, window=window)
+        self._reuse = ReuseSample(self._table, self._history, window=window)
         self._lookup = Lookup(self._holdings)
-        self._storing = Storing(self._holdings, self._history)
-        self._evictors = tuple(
-            Evictor(
-                self._holdings,
-                tier,
-                TokensPerByte(self._holdings, self._history, snapshot_tokens=snapshot_tokens),
-                seed=seed + tier,
-            )
-            for tier in (RAM, SSD)
+        self._storing = Storing(self._holdings, self._history, self._reuse)
+        worth = (
+            policy(self._holdings, self._history)
+            if policy is not None
+            else TokensPerByte(self._holdings, self._history, self._reuse.density, snapshot_tokens=snapshot_tokens)
         )
+        self._evictors = tuple(Evictor(self._holdings, tier, worth, seed=seed + tier) for tier in (RAM, SSD))
 
     def __len__(self) -> int:
         """Visible entries."""
@@ -139,10 +142,25 @@ class Index:
         if snapshot is not None:
             pins.append(snapshot.row)
             rows = np.append(rows, np.uint32(snapshot.row))
-        lease = self.leases.open(lease_id, owner_id, pins, ends_at_s)
-        for row in pins:
+        lease = self._pin(lease_id, owner_id, ends_at_s, pins)
+        self._history.use(rows)
+        self._reuse.note(rows)
+        return lease
+
+    def hold(self, lease_id: str, owner_id: str, ends_at_s: float, group: Group, keys: Iterable[Key]) -> Lease:
+        """Keeps single entries where they are, those of them that are visible; no use is counted.
+
+        For a put: hold the parents that it builds on before making room, or they may go for it. For a copy that is
+        being written elsewhere: hold what is read. Raises TooManyLeases, then pins nothing.
+        """
+        number = self._lookup.number_of(group)
+        rows = [row for row in (self._lookup.row(number, key) for key in keys) if row]
+        return self._pin(lease_id, owner_id, ends_at_s, rows)
+
+    def _pin(self, lease_id: str, owner_id: str, ends_at_s: float, rows: Sequence[int]) -> Lease:
+        lease = self.leases.open(lease_id, owner_id, rows, ends_at_s)
+        for row in rows:
             self._table.state.at[row] |= PINNED
-        self._use(rows)
         return lease
 
     def release(self, lease_id: str, changes: Changes) -> bool:
@@ -293,12 +311,6 @@ class Index:
         """The form that all blocks of the group have, once one was stored."""
         record = self._groups.find(group)
         return None if record is None else record.block_form
-
-    def _use(self, rows: NDArray[np.uint32]) -> None:
-        fresh = self._history.fresh(rows)
-        for tier, evictor in enumerate(self._evictors):
-            evictor.policy.hit(fresh[self._table.places[tier].array[fresh] != NO_PLACE[tier]])
-        self._history.use(rows, fresh)
 
     def _attach(self, tier: int, entry: Entry, place: int) -> bool:
         row = self._lookup.row(self._lookup.number_of(entry.group), entry.key)

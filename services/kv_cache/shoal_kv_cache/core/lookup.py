@@ -45,7 +45,7 @@ class Lookup:
         return block if key.kind is Kind.BLOCK else self._table.snapshot_of(block)
 
     def reach(self, group: Group, hashes: Sequence[bytes], first_index: int) -> list[tuple[int, int]]:
-        """How far the leading visible blocks of a chain reach: for each segment the blocks up to there, and the last row.
+        """How far the leading visible blocks reach: for each segment how many there are up to its last, and its row.
 
         Segments in order, by their last block; the first that is not whole is bisected.
         """
@@ -126,8 +126,7 @@ class Lookup:
         return Held(entry, None if slab == NO_SLAB else slab, None if location == NO_LOCATION else location)
 
     def _path(self, group: Group, hashes: Sequence[bytes], first_index: int) -> NDArray[np.uint32]:
-        """Rows of the leading visible blocks. Each is compared with its hash: a writer may have named a wrong parent."""
-        table = self._table
+        """Rows of the leading visible blocks. Each is compared with its hash: a writer may name a wrong parent."""
         reached = self.reach(group, hashes, first_index)
         if not reached:
             return np.empty(0, np.uint32)
@@ -141,7 +140,8 @@ class Lookup:
             rows = np.array(self._walk(reached), np.int64)
             if not self._are(rows, wanted, first_index):
                 rows = np.array(self._one_by_one(group, hashes, first_index), np.int64)
-        return rows.astype(np.uint32)
+        found: NDArray[np.uint32] = rows.astype(np.uint32)
+        return found
 
     def _are(self, rows: NDArray[np.int64], wanted: NDArray[np.uint64], first_index: int) -> bool:
         """Whether rows are the visible blocks with these hashes. A free row may still have the hash it had."""

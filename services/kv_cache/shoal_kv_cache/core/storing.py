@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from shoal_kv_cache.core.changes import Changes
-from shoal_kv_cache.core.entries import SEGMENT_BLOCKS, Entry, Kind
+from shoal_kv_cache.core.entries import BLOCK_TOKENS, SEGMENT_BLOCKS, Entry, Kind
 from shoal_kv_cache.core.groups import GroupRecord
 from shoal_kv_cache.core.history import History
 from shoal_kv_cache.core.holdings import Holdings
 from shoal_kv_cache.core.results import Outcome
+from shoal_kv_cache.core.reuse import ReuseSample
 from shoal_kv_cache.core.table import NO_PLACE, RAM, SSD, VISIBLE, IndexFull
+
+_SHORTEST_RUN = 8
+"""Fewer are stored one by one: arrays cost more than they save."""
 
 
 class Storing:
     """Stores entries with a copy in one tier. Keeps visible blocks prefix-closed in each segment."""
 
-    def __init__(self, holdings: Holdings, history: History) -> None:
-        self._holdings, self._history = holdings, history
+    def __init__(self, holdings: Holdings, history: History, reuse: ReuseSample) -> None:
+        self._holdings, self._history, self._reuse = holdings, history, reuse
 
     def store(self, tier: int, entries: Sequence[Entry], places: Sequence[int], changes: Changes) -> list[Outcome]:
         """Entries of one group and one put, in any order. Raises IndexFull before anything is stored."""
         if not entries:
             return []
         table = self._holdings.table
-        need = len(entries) + sum(one.block_index % SEGMENT_BLOCKS == 0 for one in entries)
-        if table.free_rows < need:
-            raise IndexFull(f"{need} rows wanted, {table.free_rows} free", wanted=need, free=table.free_rows)
+        if table.free_rows < 2 * len(entries):
+            self._check_room(entries)
         record = self._holdings.groups.intern(entries[0].group)
         self._history.advance(len(entries))
         outcomes = [Outcome.ORPHAN] * len(entries)
         foreign: set[bytes] = set()
-        leaves: set[int] = set()
+        stored: list[int] = []
         parent, parent_hash = 0, b""
-        for index in _parents_first(entries):
+        order = _parents_first(entries)
+        at = 0
+        while at < len(order):
+            index = order[at]
             entry = entries[index]
+            at += 1
             if entry.key.kind is Kind.SNAPSHOT:
                 outcome, row = self._snapshot(tier, entry, record, places[index], changes)
             else:
@@ -46,13 +56,27 @@ class Storing:
                 outcome = Outcome.FOREIGN
             if outcome is Outcome.FOREIGN:
                 foreign.add(entry.key.block_hash)
+            outcomes[index] = outcome
             if outcome is Outcome.STORED:
                 changes.stored.append(entry.key)
-                leaves.discard(table.parent.at[row])
-                leaves.add(row)
-            outcomes[index] = outcome
-        for row in leaves:
-            self._holdings.offer(row)
+                stored.append(row)
+                run = self._run(entries, order, at, entry) if entry.key.kind is Kind.BLOCK else []
+                if run:
+                    new = self._holdings.show_run(
+                        tier, record, row, [entries[n] for n in run], [places[n] for n in run]
+                    )
+                    self._history.stored_run(new, row)
+                    changes.stored += [entries[n].key for n in run]
+                    stored += new.tolist()
+                    for n in run:
+                        outcomes[n] = Outcome.STORED
+                    at += len(run)
+                    parent, parent_hash = stored[-1], entries[run[-1]].key.block_hash
+        if stored:
+            rows = np.array(stored, np.uint32)
+            for row in rows[self._holdings.are_leaves(rows)].tolist():
+                self._holdings.offer(row)
+            self._reuse.note(rows)
         return outcomes
 
     def recover(self, records: Iterable[tuple[Entry, int]], changes: Changes) -> int:
@@ -85,6 +109,36 @@ class Storing:
         self._holdings.offer(row)
         return True
 
+    def _check_room(self, entries: Sequence[Entry]) -> None:
+        known = {one.key.block_hash for one in entries}
+        firsts = (one for one in entries if not one.block_index % SEGMENT_BLOCKS)
+        stubs = {one.parent_hash for one in firsts if one.parent_hash not in known}
+        table = self._holdings.table
+        need = len(entries) + sum(not table.find(parent_hash) for parent_hash in stubs)
+        if table.free_rows < need:
+            raise IndexFull(f"{need} rows wanted, {table.free_rows} free", wanted=need, free=table.free_rows)
+
+    def _run(self, entries: Sequence[Entry], order: Sequence[int], begin: int, before: Entry) -> list[int]:
+        """Which entries, in order from `begin`, are new blocks one after the other on `before`; empty if only few."""
+        table, run = self._holdings.table, []
+        heads, bucket_count = table.heads.at, table.bucket_count
+        before_hash, position, form = before.key.block_hash, before.position_end, before.form
+        for index in itertools.islice(order, begin, None):
+            entry = entries[index]
+            kind, block_hash = entry.key
+            position += BLOCK_TOKENS
+            if (
+                entry.parent_hash != before_hash
+                or kind is not Kind.BLOCK
+                or entry.position_end != position
+                or (entry.form is not form and entry.form != form)
+                or (heads[hash(block_hash) % bucket_count] and table.find(block_hash))
+            ):
+                break
+            run.append(index)
+            before_hash = block_hash
+        return run if len(run) >= _SHORTEST_RUN else []
+
     def _block(
         self, tier: int, entry: Entry, record: GroupRecord, parent: int, place: int, changes: Changes
     ) -> tuple[Outcome, int]:
@@ -110,8 +164,9 @@ class Storing:
             parent = holdings.stub(entry.parent_hash)
         if not row:
             row = holdings.stub(entry.key.block_hash)
-        self._history.stored(row, parent, is_continued=bool(is_visible) and not holdings.has_children(parent))
+        is_leaf = not holdings.has_children(parent)
         holdings.show(row, record, parent, index, entry.checksum)
+        self._history.stored(row, parent, is_leaf=is_leaf)
         holdings.give_copy(tier, row, place)
         return Outcome.STORED, row
 
@@ -131,7 +186,9 @@ class Storing:
         if form_number is None or table.block_index.at[block] != entry.block_index:
             return self._refuse(tier, entry, place, changes, Outcome.REFUSED), 0
         row = holdings.snapshot(form_number)
-        self._history.stored_snapshot(row, block)
+        passed = self._history.stored_snapshot(row, block)
+        if passed:
+            self._reuse.reclassify(passed)
         holdings.show(row, record, block, entry.block_index, entry.checksum)
         holdings.give_copy(tier, row, place)
         return Outcome.STORED, row
@@ -152,5 +209,11 @@ class Storing:
         return outcome
 
 
-def _parents_first(entries: Sequence[Entry]) -> list[int]:
-    return sorted(range(len(entries)), key=lambda n: (entries[n].position_end, entries[n].key.kind is Kind.SNAPSHOT))
+def _parents_first(entries: Sequence[Entry]) -> Sequence[int]:
+    """Blocks by position, then snapshots."""
+    is_in_order = entries[0].key.kind is Kind.BLOCK and all(
+        one.position_end < two.position_end and two.key.kind is Kind.BLOCK for one, two in itertools.pairwise(entries)
+    )
+    if is_in_order:
+        return range(len(entries))
+    return sorted(range(len(entries)), key=lambda n: (entries[n].key.kind is Kind.SNAPSHOT, entries[n].position_end))

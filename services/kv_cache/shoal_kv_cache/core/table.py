@@ -7,6 +7,7 @@ tombstones, and a miss costs one probe.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class Table:
         self.children = (Counts(count), Counts(count))
         self.last_use, self.bucket_next = Column(np.uint32, count), Column(np.uint32, count)
         self.group = Column(np.uint16, count)
-        self.state, self.history = Column(np.uint8, count), Column(np.uint8, count)
+        self.state, self.history = Column(np.uint8, count), Column(np.uint16, count)
         self.bucket_count = max(1, max_rows * 3 // 4)
         self.heads = Column(np.uint32, self.bucket_count)
         self._free = 0
@@ -108,6 +109,20 @@ class Table:
         self.state.at[row] &= LIST_BITS
         return row
 
+    def take_run(self, count: int) -> NDArray[np.uint32]:
+        """So many free rows, whose values are still those of before. Raises IndexFull, then takes none."""
+        if count > self.free_rows:
+            raise IndexFull(f"{count} rows wanted, {self.free_rows} free", wanted=count, free=self.free_rows)
+        rows: list[int] = []
+        while self._free and len(rows) < count:
+            rows.append(self._free)
+            self._free = self.bucket_next.at[self._free]
+        rest = count - len(rows)
+        rows += range(self.used_end, self.used_end + rest)
+        self.used_end += rest
+        self.free_rows -= count
+        return np.array(rows, np.uint32)
+
     def give(self, row: int) -> None:
         """A row is free again. Its place in lists of candidates is kept."""
         self.state.at[row] &= LIST_BITS
@@ -121,6 +136,15 @@ class Table:
         bucket = hash(block_hash) % self.bucket_count
         self.bucket_next.at[row] = self.heads.at[bucket]
         self.heads.at[bucket] = row
+
+    def enter_run(self, rows: NDArray[np.uint32], block_hashes: Sequence[bytes]) -> None:
+        """The same for many rows."""
+        self.hash_words[rows] = np.frombuffer(b"".join(block_hashes), np.uint64).reshape(len(rows), -1)
+        heads, bucket_next, bucket_count = self.heads.at, self.bucket_next.at, self.bucket_count
+        for row, block_hash in zip(rows.tolist(), block_hashes, strict=True):
+            bucket = hash(block_hash) % bucket_count
+            bucket_next[row] = heads[bucket]
+            heads[bucket] = row
 
     def leave(self, row: int) -> None:
         """The row can be found no more."""

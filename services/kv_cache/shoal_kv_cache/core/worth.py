@@ -13,24 +13,16 @@ from shoal_kv_cache.core.holdings import Holdings
 
 
 class TokensPerByte:
-    """The policy of one tier: a block saves 128 tokens, a snapshot what a warm replay in its stead would run."""
+    """The policy: a block saves 128 tokens, a snapshot those that a warm replay in its stead would run."""
 
-    def __init__(self, holdings: Holdings, history: History, *, snapshot_tokens: int) -> None:
-        self._holdings, self._history, self._snapshot_tokens = holdings, history, snapshot_tokens
-        self.density = HitDensity()
+    def __init__(self, holdings: Holdings, history: History, density: HitDensity, *, snapshot_tokens: int) -> None:
+        self._holdings, self._history, self._density = holdings, history, density
+        self._snapshot_tokens = snapshot_tokens
 
     def scores(self, rows: Rows) -> NDArray[np.float64]:
         """The worth of each row."""
         classes = self._holdings.table.history.array[rows]
         tokens = np.where(classes & OF_SNAPSHOT, self._snapshot_tokens, BLOCK_TOKENS)
-        density = self.density.density(classes, self._history.ages(rows))
+        density = self._density.density(classes, self._history.ages(rows))
         worth: NDArray[np.float64] = density * tokens / self._holdings.sizes(rows)
         return worth
-
-    def hit(self, rows: Rows) -> None:
-        """Rows are used again."""
-        self.density.hit(self._holdings.table.history.array[rows], self._history.ages(rows))
-
-    def evicted(self, history: int, last_use: int, count: int) -> None:
-        """So many rows of one class and time of use go."""
-        self.density.evicted(history, (self._history.now - last_use) & 0xFFFF_FFFF, count)
