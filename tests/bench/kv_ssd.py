@@ -26,7 +26,7 @@ PAGE = 4096
 PIECE = 4 << 20
 GROUP_BLOCKS = 64
 GROUPS = 52
-SLICE = 4
+SLICE = 13
 ROUNDS = 3
 # Where the disk is; /tmp may be memory.
 FOLDER = os.environ.get("BENCH_FOLDER", "build/bench")

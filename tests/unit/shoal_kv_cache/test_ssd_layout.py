@@ -15,6 +15,7 @@ from shoal_kv_cache.tiers.ssd.layout import (
     encode_file_header,
     encode_records,
     encode_tombstones,
+    header_pages,
     location_of,
     number_and_page,
 )
@@ -53,7 +54,8 @@ def test_a_form_is_read_as_it_was_written(form: GroupForm) -> None:
 
 @given(st.lists(forms, min_size=1, max_size=3), st.lists(records, min_size=1, max_size=60), st.integers(1, 5000))
 def test_a_batch_is_read_as_it_was_written(many: list[GroupForm], held: list[Record], page: int) -> None:
-    data, first = encode_records(HEADER, page, many, held, 2000)
+    first = page + header_pages(many, len(held))
+    data = encode_records(HEADER, page, many, held, first, first + 2000)
     batch = decode_batch(HEADER, page, data)
     assert list(batch.forms) == many
     assert list(batch.records) == [record._replace(page=first + record.page) for record in held]
@@ -69,7 +71,7 @@ def test_tombstones_are_read_as_they_were_written(locations: list[int]) -> None:
 @given(st.lists(records, min_size=1, max_size=3), st.data())
 def test_a_batch_header_with_any_bit_flipped_is_refused(held: list[Record], data: st.DataObject) -> None:
     form = GroupForm(Group("kv", "numerics", b"tag"), Form(128, (2, 3), "uint8", 6))
-    encoded, _ = encode_records(HEADER, 9, [form], held, 5)
+    encoded = encode_records(HEADER, 9, [form], held, 10, 15)
     used = decode_batch(HEADER, 9, encoded).header_bytes
     bit = data.draw(st.integers(0, used * 8 - 1))
     broken = bytearray(encoded)

@@ -6,7 +6,11 @@ import mmap
 import threading
 import time
 
+import numpy as np
+
 from shoal_kv_cache.tiers.ssd.layout import PAGE
+
+_MIN_UNLOCKED_BYTES = 1 << 15
 
 
 class Gate:
@@ -57,3 +61,11 @@ class AlignedPool:
         with self._lock:
             if len(buffer) == self.buffer_bytes and len(self._kept) < self._max_kept:
                 self._kept.append(buffer)
+
+
+def copy_bytes(into: memoryview, source: memoryview) -> None:
+    """As `into[:] = source`, but other threads go on meanwhile where it is worth it: numpy lets the interpreter go."""
+    if len(into) < _MIN_UNLOCKED_BYTES:
+        into[:] = source
+    else:
+        np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))

@@ -101,23 +101,19 @@ def decode_file_header(data: Buffer) -> FileHeader:
     return FileHeader(number, file_id)
 
 
-def header_size(form_sizes: int, record_count: int) -> int:
-    """Bytes of the header of a batch of records, given the sum of `form_bytes` of its forms."""
-    return _BATCH.size + form_sizes + record_count * RECORD_BYTES + _CHECKSUM.size
+def header_pages(forms: Sequence[GroupForm], record_count: int) -> int:
+    """Pages of the header of a batch of records."""
+    form_bytes = sum(len(encode_form(shared)) for shared in forms)
+    return pages_of(_BATCH.size + form_bytes + record_count * RECORD_BYTES + _CHECKSUM.size)
 
 
 def encode_records(
-    header: FileHeader, page: int, forms: Sequence[GroupForm], records: Sequence[Record], payload_pages: int
-) -> tuple[bytes, int]:
-    """Header of a batch at `page`, padded to whole pages, and the page of its first payload.
-
-    `page` of each record counts from there; the batch has payload_pages of payloads.
-    """
+    header: FileHeader, page: int, forms: Sequence[GroupForm], records: Sequence[Record], first: int, end: int
+) -> bytes:
+    """Header of a batch at `page` with payloads from page `first` to `end`; pages of records count from `first`."""
     packed_forms = b"".join(map(encode_form, forms))
-    first = page + pages_of(header_size(len(packed_forms), len(records)))
     body = packed_forms + b"".join([pack_record(record, first) for record in records])
-    page_count = first - page + payload_pages
-    return _sealed(header, BatchKind.RECORDS, page, len(forms), len(records), page_count, body), first
+    return _sealed(header, BatchKind.RECORDS, page, len(forms), len(records), end - page, body)
 
 
 def encode_tombstones(header: FileHeader, page: int, locations: Sequence[int]) -> bytes:

@@ -45,20 +45,28 @@ class Log:
         self.is_dirty = False
         self.written_bytes = 0
 
-    def append(self, forms: Sequence[GroupForm], records: Sequence[Record], payloads: memoryview) -> tuple[int, int]:
-        """A batch of records, pages counted from the first payload; returns the file's number and that one's page."""
-        segment = self._room_for(MAX_HEADER_BYTES + len(payloads))
+    def append(
+        self, forms: Sequence[GroupForm], records: Sequence[Record], batch: memoryview, header_bytes: int
+    ) -> tuple[int, int]:
+        """A batch: room for its header, then its payloads, from the first of which the records' pages count.
+
+        Returns the file's number and the page of the first payload.
+        """
+        segment = self._room_for(len(batch))
         begin = segment.pages.end
-        header, first = encode_records(segment.header, begin, forms, records, len(payloads) // PAGE)
-        self._write(segment, header, payloads)
-        self._catalog.add_batch(segment, (len(header) + len(payloads)) // PAGE, forms, records, first)
+        first = begin + header_bytes // PAGE
+        header = encode_records(segment.header, begin, forms, records, first, begin + len(batch) // PAGE)
+        batch[: len(header)] = header
+        self._write(segment, batch)
+        self._catalog.add_batch(segment, len(batch) // PAGE, forms, records, first)
         return segment.number, first
 
     def append_tombstones(self, locations: Sequence[int]) -> None:
         """A batch of tombstones, at most MAX_TOMBSTONES."""
-        segment = self._room_for(MAX_HEADER_BYTES)
+        segment = self._room_for(PAGE)
         header = encode_tombstones(segment.header, segment.pages.end, locations)
-        self._write(segment, header, memoryview(b""))
+        self._header[: len(header)] = header
+        self._write(segment, self._header[: len(header)])
         self._catalog.add_batch(segment, len(header) // PAGE, (), ())
 
     def sync(self) -> None:
@@ -94,18 +102,17 @@ class Log:
         self._leave()
         self._forget_unsynced()
 
-    def _write(self, segment: Segment, header: bytes, payloads: memoryview) -> None:
+    def _write(self, segment: Segment, batch: memoryview) -> None:
         end = segment.pages.end
-        self._header[: len(header)] = header
         self.is_dirty = True
         try:
             self._disk.reached("append.begun")
-            self._disk.write(self._descriptor, [self._header[: len(header)], payloads], end * PAGE)
+            self._disk.write(self._descriptor, [batch], end * PAGE)
             self._disk.reached("append.written")
         except OSError:
             self.undo(segment, end)
             raise
-        self.written_bytes += len(header) + len(payloads)
+        self.written_bytes += len(batch)
 
     def _room_for(self, size_bytes: int) -> Segment:
         segment = self._segment
@@ -113,7 +120,7 @@ class Log:
             segment = self._resume()
         if segment is not None:
             is_fresh = segment.pages.end <= 1
-            if is_fresh or segment.file_bytes + size_bytes - MAX_HEADER_BYTES <= self._segment_file_bytes:
+            if is_fresh or segment.file_bytes + size_bytes <= self._segment_file_bytes:
                 return segment
             if len(self._unsynced) >= MAX_UNSYNCED_FILES:
                 self.sync()

@@ -16,7 +16,7 @@ from pathlib import Path
 import xxhash
 from shoal_common.errors import ChecksumMismatch, MeshError, NotFound
 
-from shoal_kv_cache.tiers.ssd.aligned import AlignedPool, Gate
+from shoal_kv_cache.tiers.ssd.aligned import AlignedPool, Gate, copy_bytes
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.errors import SsdBusy, SsdTimeout, from_os
@@ -194,7 +194,7 @@ def _deliver(read: Read, data: memoryview) -> bytes | None:
         return bytes(data)
     begin = 0
     for part in read.into:
-        part[:] = data[begin : begin + len(part)]
+        copy_bytes(part, data[begin : begin + len(part)])
         begin += len(part)
     return None
 

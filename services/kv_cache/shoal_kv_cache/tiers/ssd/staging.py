@@ -14,20 +14,24 @@ from shoal_common.kv_transport.buffers import Buffer
 
 from shoal_kv_cache.core.entries import Entry
 from shoal_kv_cache.tiers.descriptions import GroupForm, Record
-from shoal_kv_cache.tiers.ssd.aligned import AlignedPool, Gate
+from shoal_kv_cache.tiers.ssd.aligned import AlignedPool, Gate, copy_bytes
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.errors import SsdBusy, SsdTimeout
 from shoal_kv_cache.tiers.ssd.health import Health
-from shoal_kv_cache.tiers.ssd.layout import PAGE, pages_of
+from shoal_kv_cache.tiers.ssd.layout import PAGE, header_pages, pages_of
 from shoal_kv_cache.tiers.ssd.writer import Append, Remove, Writer
 
 Copy: TypeAlias = tuple[GroupForm, Record, Buffer]
 """A payload with its description."""
-STAGE_BYTES = 4 << 20
+STAGE_BYTES = 2 << 20
 """What is written in one go."""
+MAX_STAGED_BYTES = 8 << 20
+"""What may wait to be written: few buffers, used again while they are in the processor's cache."""
 # Bounds on a batch's header, which must stay below MAX_HEADER_BYTES whatever the names' lengths.
 _MAX_RECORDS = 2048
 _MAX_FORMS = 4
+# Left for the header in a buffer; a batch with a longer one gets a buffer of its own.
+_USUAL_HEADER_BYTES = 2 * PAGE
 
 
 class Staging:
@@ -69,11 +73,12 @@ class Staging:
     def _batches(self, copies: Sequence[Copy]) -> Iterator[tuple[Sequence[Copy], bool]]:
         """What is written as one, and whether it is the last."""
         begin, size_bytes = 0, 0
+        max_bytes = self._pool.buffer_bytes - _USUAL_HEADER_BYTES
         forms: set[GroupForm] = set()
         for index, (shared, _, _) in enumerate(copies):
             wanted_bytes = pages_of(shared.form.size_bytes) * PAGE
             is_long = index - begin >= _MAX_RECORDS or len(forms) >= _MAX_FORMS
-            if index > begin and (is_long or size_bytes + wanted_bytes > self._pool.buffer_bytes):
+            if index > begin and (is_long or size_bytes + wanted_bytes > max_bytes):
                 yield copies[begin:index], False
                 begin, size_bytes, forms = index, 0, set()
             size_bytes += wanted_bytes
@@ -82,7 +87,8 @@ class Staging:
             yield copies[begin:], True
 
     def _stage(self, batch: Sequence[Copy], give_up_at_s: float) -> Append:
-        used_bytes = sum(pages_of(shared.form.size_bytes) for shared, _, _ in batch) * PAGE
+        header_bytes = header_pages(list({shared for shared, _, _ in batch}), len(batch)) * PAGE
+        used_bytes = header_bytes + sum(pages_of(shared.form.size_bytes) for shared, _, _ in batch) * PAGE
         if not self._gate.enter(used_bytes, give_up_at_s):
             error = SsdBusy(f"{used_bytes} bytes found no room to be written from", wanted_bytes=used_bytes)
             self._health.written(error)
@@ -91,22 +97,24 @@ class Staging:
         view = memoryview(buffer)
         forms: dict[GroupForm, int] = {}
         records: list[Record] = []
-        offset = 0
+        offset = header_bytes
         try:
             for shared, record, payload in batch:
                 end = offset + shared.form.size_bytes
-                view[offset:end] = _checked(record, shared, payload)
+                copy_bytes(view[offset:end], _checked(record, shared, payload))
                 if xxhash.xxh3_64_intdigest(view[offset:end]) != record.checksum:
                     raise _mismatch(record, shared, shared.form.size_bytes)
                 form_index = forms.setdefault(shared, len(forms))
-                records.append(record._replace(form_index=form_index, page=offset // PAGE))
+                records.append(record._replace(form_index=form_index, page=(offset - header_bytes) // PAGE))
                 offset += pages_of(shared.form.size_bytes) * PAGE
                 view[end:offset] = bytes(offset - end)
         except ChecksumMismatch:
             self._pool.give(buffer)
             self._gate.leave(used_bytes)
             raise
-        return Append(forms=list(forms), records=records, buffer=buffer, used_bytes=used_bytes)
+        return Append(
+            forms=list(forms), records=records, buffer=buffer, used_bytes=used_bytes, header_bytes=header_bytes
+        )
 
     def _undo(self, jobs: Sequence[Append]) -> None:
         dead: list[int] = []

@@ -26,7 +26,7 @@ from shoal_kv_cache.tiers.ssd.log import Log
 from shoal_kv_cache.tiers.ssd.reader import CHUNK_BYTES, Reader
 from shoal_kv_cache.tiers.ssd.recovery import Recovery
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles
-from shoal_kv_cache.tiers.ssd.staging import STAGE_BYTES, Staging, wait_for
+from shoal_kv_cache.tiers.ssd.staging import MAX_STAGED_BYTES, STAGE_BYTES, Staging, wait_for
 from shoal_kv_cache.tiers.ssd.values import Fsync, Moved, Read, Recovered, SsdStats
 from shoal_kv_cache.tiers.ssd.writer import Remove, Retire, Sync, Writer
 
@@ -72,7 +72,7 @@ class SsdTier:
         A folder that cannot be written is opened for reading: `append` and `remove` raise SsdReadOnly.
 
         capacity_bytes  live payloads, each in whole pages of 4 KiB; the files take up to `max_file_bytes`
-        queue_bytes     reads, and writes, that may be under way at a time
+        queue_bytes     reads, and writes up to 8 MiB, that may be under way at a time; more wait for their turn
         timeout_s       for calls that give none
         """
         if not PAGE <= segment_file_bytes <= MAX_FILE_BYTES // 2:
@@ -273,8 +273,8 @@ class SsdTier:
             segment_file_bytes=self._segment_file_bytes,
             is_synced=self._fsync is not Fsync.NEVER,
         )
-        gate = Gate(self._queue_bytes)
-        stages = AlignedPool(buffer_bytes=STAGE_BYTES, max_kept=max(1, self._queue_bytes // STAGE_BYTES))
+        gate = Gate(min(self._queue_bytes, MAX_STAGED_BYTES))
+        stages = AlignedPool(buffer_bytes=STAGE_BYTES, max_kept=max(1, MAX_STAGED_BYTES // STAGE_BYTES))
         writer = Writer(
             log,
             catalog,

@@ -36,6 +36,7 @@ _TICKS_A_CHECKPOINT = 5
 class Append:
     """Payloads in aligned memory, whole pages each; answers their locations, 0 for a copy of what died meanwhile.
 
+    header_bytes  what is left free before them, for the header of the batch
     is_last  nothing more comes from the same caller; until then nobody waits for it to be durable
     """
 
@@ -43,6 +44,7 @@ class Append:
     records: Sequence[Record]
     buffer: mmap.mmap
     used_bytes: int
+    header_bytes: int
     is_last: bool = True
     done: Future[list[int]] = field(default_factory=Future)
 
@@ -211,7 +213,8 @@ class Writer:
         alive = job.records if all(is_alive) else list(compress(job.records, is_alive))
         if not alive:
             return [0] * len(job.records)
-        number, first = self._log.append(job.forms, alive, memoryview(job.buffer)[: job.used_bytes])
+        batch = memoryview(job.buffer)[: job.used_bytes]
+        number, first = self._log.append(job.forms, alive, batch, job.header_bytes)
         self._checkpoints.add(number, job.forms, alive, first)
         begin = location_of(number, first)
         return [begin + record.page if alive else 0 for record, alive in zip(job.records, is_alive, strict=True)]
