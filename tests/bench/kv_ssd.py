@@ -8,11 +8,10 @@ from __future__ import annotations
 import gc
 import mmap
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,8 +26,8 @@ PAGE = 4096
 PIECE = 4 << 20
 GROUP_BLOCKS = 64
 GROUPS = 52
-WARMING_GROUPS = 4
-ROUNDS = 5
+SLICE = 4
+ROUNDS = 3
 # Where the disk is; /tmp may be memory.
 FOLDER = os.environ.get("BENCH_FOLDER", "build/bench")
 
@@ -59,18 +58,24 @@ class PlainFile:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
+        self._piece = mmap.mmap(-1, PIECE)
+        self._piece[:] = os.urandom(PIECE)
+        self._end = 0
 
-    def write(self, size_bytes: int, *, sync_every: int) -> None:
-        """Appends in pieces; durable after each `sync_every` bytes and at the end."""
-        piece = mmap.mmap(-1, PIECE)
-        piece[:] = os.urandom(PIECE)
+    def append(self, size_bytes: int, sync_every: int) -> None:
+        """Appends in pieces; durable after each `sync_every` bytes, if that is not 0."""
         since = 0
         for offset in range(0, size_bytes, PIECE):
-            os.pwritev(self._descriptor, [memoryview(piece)[: min(PIECE, size_bytes - offset)]], offset)
-            since += PIECE
-            if since >= sync_every:
+            size = pages(min(PIECE, size_bytes - offset))
+            os.pwritev(self._descriptor, [memoryview(self._piece)[:size]], self._end)
+            self._end += size
+            since += size
+            if sync_every and since >= sync_every:
                 os.fdatasync(self._descriptor)
                 since = 0
+
+    def sync(self) -> None:
+        """Makes it durable."""
         os.fdatasync(self._descriptor)
 
     def read(self, extents: Sequence[tuple[int, int]], threads: int) -> None:
@@ -94,17 +99,29 @@ def pages(size_bytes: int) -> int:
     return -(-size_bytes // PAGE) * PAGE
 
 
-def extents(size_bytes: int, piece: int) -> Iterator[tuple[int, int]]:
-    """Consecutive extents of whole pages."""
-    for offset in range(0, size_bytes - piece + 1, piece):
-        yield offset, piece
+class Contest:
+    """Contenders do the same amount in small turns, so that what else the machine does slows all of them alike."""
 
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._bytes: dict[str, int] = {}
+        self._turn = 0
 
-def rate(size_bytes: int, work: Callable[[], object]) -> float:
-    """Bytes per second."""
-    started = time.perf_counter()
-    work()
-    return size_bytes / (time.perf_counter() - started)
+    def take(self, turns: dict[str, tuple[int, Callable[[], object]]]) -> None:
+        """One turn of each: name, bytes and work; who begins changes."""
+        names = list(turns)
+        first = self._turn % len(names)
+        self._turn += 1
+        for name in names[first:] + names[:first]:
+            size_bytes, work = turns[name]
+            started = time.perf_counter()
+            work()
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+            self._bytes[name] = self._bytes.get(name, 0) + size_bytes
+
+    def rates(self) -> dict[str, float]:
+        """Bytes per second of each."""
+        return {name: self._bytes[name] / seconds for name, seconds in self._seconds.items()}
 
 
 def drop_cache(folder: Path) -> None:
@@ -116,40 +133,34 @@ def drop_cache(folder: Path) -> None:
             os.close(descriptor)
 
 
-def write_rates(folder: Path, fsync: Fsync, round_index: int) -> tuple[float, float]:
-    """The tier's and the plain disk's, payload bytes per second each."""
+def write_contest(folder: Path, fsync: Fsync, round_index: int, contest: Contest) -> None:
+    """The tier against the plain file, a slice of groups at a time. Both are durable at the end of each round."""
     groups = groups_of_items(round_index)
-    warming, groups = groups[:WARMING_GROUPS], groups[WARMING_GROUPS:]
-    size_bytes = sum(entry.size_bytes for items in groups for entry, _ in items)
     tier = SsdTier(folder / "tier", capacity_bytes=8 << 30, fsync=fsync)
     list(tier.recover())
-    # Buffers are touched for the first time once in a node's life; its heap is not collected for each append.
-    for items in warming:
-        tier.append(items)
-    tier.sync()
-    gc.collect()
-    gc.freeze()
-
-    def append() -> None:
-        # Two at a time, as the node's write-back does: one is copied while the other is written.
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(tier.append, groups))
-        if fsync is not Fsync.ALWAYS:
-            tier.sync()
-
     plain = PlainFile(folder / "plain")
-    sync_every = size_bytes // len(groups) if fsync is Fsync.ALWAYS else size_bytes
-    sides: dict[str, Callable[[], object]] = {
-        "tier": append,
-        "plain": lambda: plain.write(size_bytes, sync_every=sync_every),
-    }
-    # The one that comes first changes, in case the disk remembers.
-    order = sorted(sides, reverse=bool(round_index % 2))
-    rates = {name: rate(size_bytes, sides[name]) for name in order}
+    # Two at a time, as the node's write-back does: one is copied while the other is written.
+    with ThreadPoolExecutor(2) as pool:
+        for begin in range(0, len(groups), SLICE):
+            some = groups[begin : begin + SLICE]
+            size_bytes = sum(entry.size_bytes for items in some for entry, _ in items)
+            sync_every = size_bytes // SLICE if fsync is Fsync.ALWAYS else 0
+            turns: dict[str, tuple[int, Callable[[], object]]] = {
+                "tier": (size_bytes, lambda some=some: list(pool.map(tier.append, some))),  # type: ignore[misc]
+                "plain": (size_bytes, lambda size=size_bytes, every=sync_every: plain.append(size, every)),  # type: ignore[misc]
+            }
+            if begin < SLICE:
+                # Buffers are touched for the first time once in a node's life; its heap is not collected each time.
+                Contest().take(turns)
+                gc.collect()
+                gc.freeze()
+            else:
+                contest.take(turns)
+    if fsync is not Fsync.ALWAYS:
+        contest.take({"tier": (0, tier.sync), "plain": (0, plain.sync)})
     tier.close()
     plain.close()
     remove(folder)
-    return rates["tier"], rates["plain"]
 
 
 def remove(folder: Path) -> None:
@@ -158,53 +169,65 @@ def remove(folder: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def read_rates(folder: Path) -> dict[str, list[float]]:
-    """Rates in turn, payload bytes per second: whole chain segments, and one block at a time."""
+def read_contest(folder: Path) -> dict[str, float]:
+    """Whole chain segments, and one block at a time; payload bytes per second."""
     groups = groups_of_items(0)
     tier = SsdTier(folder / "tier", capacity_bytes=8 << 30, fsync=Fsync.NEVER)
     list(tier.recover())
+    into = [memoryview(bytearray(entry.size_bytes)) for entry, _ in groups[0]]
     reads = [
-        [Read(at, entry.size_bytes, entry.checksum) for (entry, _), at in zip(items, tier.append(items), strict=True)]
+        [
+            Read(at, entry.size_bytes, entry.checksum, (part,))
+            for (entry, _), at, part in zip(items, tier.append(items), into, strict=True)
+        ]
         for items in groups
-    ]
-    into = [memoryview(bytearray(read.size_bytes)) for read in reads[0]]
-    into_reads = [
-        [Read(read.location, read.size_bytes, read.checksum, (part,)) for read, part in zip(group, into, strict=True)]
-        for group in reads
     ]
     size_bytes = sum(read.size_bytes for group in reads for read in group)
     plain = PlainFile(folder / "plain")
-    plain.write(pages(size_bytes), sync_every=1 << 40)
+    plain.append(pages(size_bytes), 0)
+    plain.sync()
     tier.sync()
-    blocks = [read for group in into_reads[:8] for read in group[:GROUP_BLOCKS]]
-    block_bytes = len(blocks) * BLOCK.size_bytes
-    whole = list(extents(pages(size_bytes), PIECE))
-    single = [(index * pages(BLOCK.size_bytes), pages(BLOCK.size_bytes)) for index in range(len(blocks))]
+    drop_cache(folder)
+    gc.collect()
+    gc.freeze()
 
-    def segments() -> None:
-        for group in into_reads:
+    def segments(some: Sequence[Sequence[Read]]) -> None:
+        for group in some:
             assert not any(tier.read_many(group))
 
-    def one_by_one() -> None:
-        for read in blocks:
+    def one_by_one(some: Sequence[Read]) -> None:
+        for read in some:
             tier.read_many([read])
 
-    found: dict[str, list[float]] = {}
+    contest, singles = Contest(), Contest()
+    slice_bytes = sum(read.size_bytes for group in reads[:SLICE] for read in group)
+    block_bytes = pages(BLOCK.size_bytes)
     for _ in range(ROUNDS):
-        drop_cache(folder)
-        for name, work, amount in (
-            ("tier", segments, size_bytes),
-            ("plain_1", lambda: plain.read(whole, 1), len(whole) * PIECE),
-            ("plain_2", lambda: plain.read(whole, 2), len(whole) * PIECE),
-            ("plain_4", lambda: plain.read(whole, 4), len(whole) * PIECE),
-            ("tier_block", one_by_one, block_bytes),
-            ("plain_block", lambda: plain.read(single, 1), block_bytes),
-        ):
-            found.setdefault(name, []).append(rate(amount, work))
+        for begin in range(0, len(groups), SLICE):
+            some = reads[begin : begin + SLICE]
+            at = begin * slice_bytes // SLICE // PAGE * PAGE
+            whole = [(at + offset, PIECE) for offset in range(0, slice_bytes - PIECE + 1, PIECE)]
+            turns: dict[str, tuple[int, Callable[[], object]]] = {
+                "tier": (slice_bytes, lambda some=some: segments(some))  # type: ignore[misc]
+            }
+            for threads in (1, 2, 4):
+                turns[f"plain_{threads}"] = (
+                    len(whole) * PIECE,
+                    lambda whole=whole, threads=threads: plain.read(whole, threads),  # type: ignore[misc]
+                )
+            contest.take(turns)
+            blocks = some[0][:GROUP_BLOCKS]
+            places = [(at + index * block_bytes, block_bytes) for index in range(len(blocks))]
+            singles.take(
+                {
+                    "tier_block": (len(blocks) * BLOCK.size_bytes, lambda blocks=blocks: one_by_one(blocks)),  # type: ignore[misc]
+                    "plain_block": (len(blocks) * BLOCK.size_bytes, lambda places=places: plain.read(places, 1)),  # type: ignore[misc]
+                }
+            )
     tier.close()
     plain.close()
     remove(folder)
-    return found
+    return contest.rates() | singles.rates()
 
 
 def measure() -> int:
@@ -212,17 +235,15 @@ def measure() -> int:
     Path(FOLDER).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as name:
         folder = Path(name)
-        reads = {key: statistics.median(values) for key, values in read_rates(folder).items()}
-        writes = {
-            fsync: [write_rates(folder, fsync, round_index) for round_index in range(ROUNDS)]
-            for fsync in (Fsync.INTERVAL, Fsync.ALWAYS)
-        }
+        reads = read_contest(folder)
+        writes: dict[Fsync, dict[str, float]] = {}
+        for fsync in (Fsync.INTERVAL, Fsync.ALWAYS):
+            contest = Contest()
+            for round_index in range(ROUNDS):
+                write_contest(folder, fsync, round_index, contest)
+            writes[fsync] = contest.rates()
     best_plain = max(reads["plain_1"], reads["plain_2"], reads["plain_4"])
-    medians = {
-        fsync: tuple(statistics.median(pair[side] for pair in pairs) for side in (0, 1))
-        for fsync, pairs in writes.items()
-    }
-    interval, always = medians[Fsync.INTERVAL], medians[Fsync.ALWAYS]
+    interval, always = writes[Fsync.INTERVAL], writes[Fsync.ALWAYS]
     return finish(
         "kv_ssd",
         workload={
@@ -233,15 +254,18 @@ def measure() -> int:
             "nice": os.nice(0),
         },
         bars=[
-            Bar(name="read_of_direct", value=reads["tier"] / best_plain, want=0.8, sense="at least", unit="x"),
-            Bar(name="write_of_direct", value=interval[0] / interval[1], want=0.7, sense="at least", unit="x"),
-            Bar(name="durable_write_of_direct", value=always[0] / always[1], want=0.7, sense="at least", unit="x"),
+            Bar(name=f"{name}_of_direct", value=value, want=want, sense="at least", unit="x")
+            for name, value, want in (
+                ("read", reads["tier"] / best_plain, 0.8),
+                ("write", interval["tier"] / interval["plain"], 0.7),
+                ("durable_write", always["tier"] / always["plain"], 0.7),
+            )
         ],
         figures={
             "read_gb_per_s": {key: value / 1e9 for key, value in reads.items()},
             "block_read_of_direct": reads["tier_block"] / reads["plain_block"],
-            "write_gb_per_s": {"tier": interval[0] / 1e9, "plain": interval[1] / 1e9},
-            "durable_write_gb_per_s": {"tier": always[0] / 1e9, "plain": always[1] / 1e9},
+            "write_gb_per_s": {key: value / 1e9 for key, value in interval.items()},
+            "durable_write_gb_per_s": {key: value / 1e9 for key, value in always.items()},
         },
     )
 

@@ -24,7 +24,6 @@ POINTS = (
     "roll.begun",
     "roll.created",
     "roll.headed",
-    "roll.durable",
     "retire.durable",
     "retire.deleted",
     "checkpoint.begun",

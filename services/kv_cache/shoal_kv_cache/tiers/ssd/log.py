@@ -22,6 +22,9 @@ from shoal_kv_cache.tiers.ssd.layout import (
 )
 from shoal_kv_cache.tiers.ssd.segments import Segment, segment_path
 
+MAX_UNSYNCED_FILES = 4
+"""Files before the newest that may be there and not be durable."""
+
 
 class Log:
     """The end of the log. One thread uses it. Every method raises OSError, and then nothing of the call counts.
@@ -37,6 +40,8 @@ class Log:
         self._header = memoryview(mmap.mmap(-1, MAX_HEADER_BYTES))
         self._segment: Segment | None = None
         self._descriptor = -1
+        self._unsynced: list[int] = []
+        self._has_new_names = False
         self.is_dirty = False
         self.written_bytes = 0
 
@@ -57,16 +62,23 @@ class Log:
         self._catalog.add_batch(segment, len(header) // PAGE, (), ())
 
     def sync(self) -> None:
-        """Makes everything durable. After a failure the file is left alone: what it lost cannot be known."""
-        if not self.is_dirty or self._segment is None:
+        """Makes everything durable. After a failure the files are left alone: what they lost cannot be known."""
+        if not self.is_dirty:
             return
         try:
             self._disk.reached("sync.begun")
-            self._disk.sync(self._descriptor)
+            for descriptor in self._unsynced:
+                self._disk.sync(descriptor)
+            if self._segment is not None:
+                self._disk.sync(self._descriptor)
+            if self._has_new_names:
+                self._disk.sync_directory(self._directory)
         except OSError:
             self._leave()
+            self._forget_unsynced()
             raise
-        self.is_dirty = False
+        self._has_new_names = False
+        self._forget_unsynced()
 
     def undo(self, segment: Segment, end: int) -> None:
         """Takes back what was appended above page `end`, as far as the disk lets us."""
@@ -77,15 +89,10 @@ class Log:
                 return
             self._leave()
 
-    def position(self) -> tuple[Segment, int] | None:
-        """The file that is written and its end."""
-        return None if self._segment is None else (self._segment, self._segment.pages.end)
-
     def close(self) -> None:
         """Lets go of the file."""
-        if self._segment is not None:
-            self._disk.close(self._descriptor)
-            self._segment = None
+        self._leave()
+        self._forget_unsynced()
 
     def _write(self, segment: Segment, header: bytes, payloads: memoryview) -> None:
         end = segment.pages.end
@@ -108,7 +115,7 @@ class Log:
             is_fresh = segment.pages.end <= 1
             if is_fresh or segment.file_bytes + size_bytes - MAX_HEADER_BYTES <= self._segment_file_bytes:
                 return segment
-            if self._is_synced:
+            if len(self._unsynced) >= MAX_UNSYNCED_FILES:
                 self.sync()
             self._disk.reached("roll.begun")
         fresh = self._create()
@@ -137,10 +144,6 @@ class Log:
             page[:] = encode_file_header(header)
             self._disk.write(descriptor, [page], 0)
             self._disk.reached("roll.headed")
-            if self._is_synced:
-                self._disk.sync(descriptor)
-                self._disk.sync_directory(self._directory)
-            self._disk.reached("roll.durable")
         except OSError:
             self._disk.close(descriptor)
             with suppress(OSError):
@@ -149,11 +152,23 @@ class Log:
         segment = Segment(header, path)
         segment.pages.add_payloads((), 1)
         self.written_bytes += PAGE
+        self._has_new_names = self.is_dirty = True
         self._catalog.add(segment)
         return segment, descriptor
 
     def _leave(self) -> None:
-        if self._segment is not None:
-            self._segment.is_closed = True
+        if self._segment is None:
+            return
+        self._segment.is_closed = True
+        if self._is_synced and self.is_dirty:
+            # The disk is asked once for all files, when something must be durable.
+            self._unsynced.append(self._descriptor)
+        else:
             self._disk.close(self._descriptor)
-            self._segment, self._descriptor, self.is_dirty = None, -1, False
+        self._segment, self._descriptor = None, -1
+
+    def _forget_unsynced(self) -> None:
+        for descriptor in self._unsynced:
+            self._disk.close(descriptor)
+        self._unsynced.clear()
+        self.is_dirty = False

@@ -19,6 +19,7 @@ from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb, IndexedFile
 from shoal_kv_cache.tiers.ssd.layout import PAGE, Batch, number_and_page, pages_of
+from shoal_kv_cache.tiers.ssd.log import MAX_UNSYNCED_FILES
 from shoal_kv_cache.tiers.ssd.scan import Scanner
 from shoal_kv_cache.tiers.ssd.segments import Segment, number_of, segment_path
 from shoal_kv_cache.tiers.ssd.values import Recovered
@@ -55,10 +56,11 @@ class Recovery:
         numbers = sorted(
             number for name in self._disk.names(self._directory) if (number := number_of(name)) is not None
         )
+        recent = numbers[-1 - MAX_UNSYNCED_FILES :]
         for number in numbers:
             self._catalog.highest_number = number
             try:
-                self._open(number, known.get(number), is_last=number == numbers[-1])
+                self._open(number, known.get(number), is_last=number == numbers[-1], is_checked=number in recent)
             except OSError as error:
                 # It stays where it is: the next start may read it.
                 logger.warning("a segment file cannot be read", extra={"number": number, "error": str(error)})
@@ -74,7 +76,7 @@ class Recovery:
         self._checkpoints.run()
         return self._entries(places)
 
-    def _open(self, number: int, known: IndexedFile | None, *, is_last: bool) -> None:
+    def _open(self, number: int, known: IndexedFile | None, *, is_last: bool, is_checked: bool) -> None:
         path = segment_path(self._directory, number)
         descriptor = self._disk.open(path)
         try:
@@ -95,17 +97,17 @@ class Recovery:
                 # Cut by somebody: what is behind is gone, and nothing more is put there.
                 self._catalog.cut(segment, scanner.end)
                 segment.is_closed = True
-            self._scan(segment, scanner, is_last=is_last)
+            self._scan(segment, scanner, is_last=is_last, is_checked=is_checked)
         finally:
             self._disk.close(descriptor)
 
-    def _scan(self, segment: Segment, scanner: Scanner, *, is_last: bool) -> None:
+    def _scan(self, segment: Segment, scanner: Scanner, *, is_last: bool, is_checked: bool) -> None:
         for batch in scanner.batches(segment.header, segment.pages.end):
             end = batch.page + batch.page_count
             if end > scanner.end and is_last:
                 # The end of the log, being written when the process died: it was never promised.
                 break
-            records = [record for record in batch.records if _is_there(scanner, batch, record, is_checked=is_last)]
+            records = [record for record in batch.records if _is_there(scanner, batch, record, is_checked=is_checked)]
             self._pad(segment, batch.page)
             self._catalog.add_batch(segment, min(end, scanner.end) - batch.page, batch.forms, records)
             self._checkpoints.add(segment.number, batch.forms, records)

@@ -56,8 +56,9 @@ class Staging:
         """The same for records; a location of 0 stands for a copy of what died meanwhile."""
         jobs: list[Append] = []
         try:
-            for batch in self._batches(copies):
+            for batch, is_last in self._batches(copies):
                 job = self._stage(batch, give_up_at_s)
+                job.is_last = is_last
                 self._writer.submit(job)
                 jobs.append(job)
             return [location for job in jobs for location in wait_for(job.done, give_up_at_s, self._health)]
@@ -65,19 +66,20 @@ class Staging:
             self._undo(jobs)
             raise
 
-    def _batches(self, copies: Sequence[Copy]) -> Iterator[Sequence[Copy]]:
+    def _batches(self, copies: Sequence[Copy]) -> Iterator[tuple[Sequence[Copy], bool]]:
+        """What is written as one, and whether it is the last."""
         begin, size_bytes = 0, 0
         forms: set[GroupForm] = set()
         for index, (shared, _, _) in enumerate(copies):
             wanted_bytes = pages_of(shared.form.size_bytes) * PAGE
             is_long = index - begin >= _MAX_RECORDS or len(forms) >= _MAX_FORMS
             if index > begin and (is_long or size_bytes + wanted_bytes > self._pool.buffer_bytes):
-                yield copies[begin:index]
+                yield copies[begin:index], False
                 begin, size_bytes, forms = index, 0, set()
             size_bytes += wanted_bytes
             forms.add(shared)
         if begin < len(copies):
-            yield copies[begin:]
+            yield copies[begin:], True
 
     def _stage(self, batch: Sequence[Copy], give_up_at_s: float) -> Append:
         used_bytes = sum(pages_of(shared.form.size_bytes) for shared, _, _ in batch) * PAGE

@@ -98,7 +98,7 @@ class SsdTier:
         """Finds what is there, once and before anything else; cuts a torn end off, drops what the files do not have.
 
         Every record once, parents before children as far as both are there. Of what lies beyond the index's last
-        checkpoint in the newest file the payloads are verified; of the rest when they are read. Raises SsdUnavailable.
+        checkpoint in the newest files the payloads are verified; of the rest when they are read. Raises SsdUnavailable.
         """
         if self._started is not None:
             raise RuntimeError("recover is called once")

@@ -34,12 +34,16 @@ _TICKS_A_CHECKPOINT = 5
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Append:
-    """Payloads in aligned memory, whole pages each; answers their locations, 0 for a copy of what died meanwhile."""
+    """Payloads in aligned memory, whole pages each; answers their locations, 0 for a copy of what died meanwhile.
+
+    is_last  nothing more comes from the same caller; until then nobody waits for it to be durable
+    """
 
     forms: Sequence[GroupForm]
     records: Sequence[Record]
     buffer: mmap.mmap
     used_bytes: int
+    is_last: bool = True
     done: Future[list[int]] = field(default_factory=Future)
 
 
@@ -93,6 +97,7 @@ class Writer:
         self._jobs: deque[Job] = deque()
         self._wake = threading.Condition()
         self._is_closing = False
+        self._held: list[tuple[Job, list[int]]] = []
         self._thread = threading.Thread(target=self._run, name="ssd-writer", daemon=True)
         self._thread.start()
 
@@ -118,13 +123,15 @@ class Writer:
             group = self._take(next_tick_s)
             try:
                 if group:
-                    self._commit(group)
+                    self._write(group)
+                    self._answer_held(is_forced=False)
                 if not group or time.monotonic() >= next_tick_s:
                     ticks += 1
                     self._tick(with_checkpoint=self._is_closing or ticks % _TICKS_A_CHECKPOINT == 0)
                     next_tick_s = time.monotonic() + self._interval_s
             except Exception:
                 logger.exception("the disk tier's writer failed")
+                self._held.clear()
                 for job in group:
                     _answer(job, SsdUnavailable("the writer failed"))
             if self._is_closing and not group:
@@ -148,16 +155,22 @@ class Writer:
                 group.append(job)
             return group
 
-    def _commit(self, group: Sequence[Job]) -> None:
-        answers: list[tuple[Job, list[int]]] = []
+    def _write(self, group: Sequence[Job]) -> None:
         for job in group:
-            if isinstance(job, Append) and job.done.cancelled():
-                self._release(job)
-                continue
             try:
-                answers.append((job, self._do(job)))
+                if not (isinstance(job, Append) and job.done.cancelled()):
+                    self._held.append((job, self._do(job)))
             except OSError as error:
                 self._fail(job, error, "writing")
+            finally:
+                self._release(job)
+
+    def _answer_held(self, *, is_forced: bool) -> None:
+        """Answers what is written, durable where it must be; together with more of the same caller if that comes."""
+        is_awaited = any(not isinstance(job, Append) or job.is_last for job, _ in self._held)
+        if self._fsync is Fsync.ALWAYS and not is_awaited and not is_forced:
+            return
+        answers, self._held = self._held, []
         if self._fsync is Fsync.ALWAYS:
             try:
                 self._log.sync()
@@ -175,7 +188,6 @@ class Writer:
             self._failed(None)
             if not _answer(job, locations):
                 abandoned.extend(location for location in locations if location)
-            self._release(job)
         if abandoned:
             self._undo(abandoned)
 
@@ -226,6 +238,7 @@ class Writer:
             self._disk.reached("retire.deleted")
 
     def _tick(self, *, with_checkpoint: bool) -> None:
+        self._answer_held(is_forced=True)
         try:
             if self._fsync is not Fsync.NEVER:
                 self._log.sync()
@@ -252,7 +265,6 @@ class Writer:
         failure = from_os(error, doing)
         self._failed(failure)
         _answer(job, failure)
-        self._release(job)
 
     def _release(self, job: Job) -> None:
         if isinstance(job, Append):
