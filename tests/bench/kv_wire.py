@@ -30,6 +30,7 @@ BATCH = 10
 """Reads of one way in a row, before the other's: each then runs as it does alone, under the same load."""
 SIZES = {"4MiB": 36, "16MiB": 147}
 SHM, TCP, GRPC = transport_pb.TRANSPORT_KIND_SHM, transport_pb.TRANSPORT_KIND_TCP, transport_pb.TRANSPORT_KIND_GRPC
+BESIDE: tuple[tuple[str, ...], ...] = (("shm", "redis_unix"), ("tcp", "redis_tcp", "mooncake"), ("grpc",))
 WANTED = {
     ("shm", "redis_unix", "4MiB"): 2.5,
     ("shm", "redis_unix", "16MiB"): 5.0,
@@ -153,7 +154,7 @@ async def measure(rounds: int) -> int:
             readers |= {"redis_unix": redis_reader(unix, prefixes), "redis_tcp": redis_reader(tcp, prefixes)}
             if store is not None:
                 readers["mooncake"] = store.reader(prefixes)
-            for pair in (("shm", "redis_unix"), ("tcp", "redis_tcp", "mooncake"), ("grpc",)):
+            for pair in BESIDE:
                 together = {name: readers[name] for name in pair if name in readers}
                 for name, values in (await timed(together, rounds, count * BLOCK_BYTES)).items():
                     took[name, size] = values

@@ -38,19 +38,20 @@ class SharedCopy:
             step = max(1, _CHUNK_BYTES // one.stride)
             self._chunks += [(one, first, min(one.count, first + step)) for first in range(0, one.count, step)]
 
-    def run(self) -> None:
-        """Copy and check chunks until there are none. Raises ChecksumMismatch, after which nobody goes on."""
-        while True:
+    def run(self, max_chunks: int = 1 << 30) -> bool:
+        """Copy and check chunks; whether some are left. Raises ChecksumMismatch, after which nobody goes on."""
+        for _ in range(max_chunks):
             try:
                 one, first, end = self._chunks.popleft()
             except IndexError:
-                return
+                return False
             try:
                 self._copy(one, first, end)
                 one.verify(self._memory, first, end)
             except BaseException:
                 self._chunks.clear()
                 raise
+        return bool(self._chunks)
 
     def _check(self, one: Wanted) -> None:
         begin, end = one.arena_offset, one.arena_offset + one.size_bytes

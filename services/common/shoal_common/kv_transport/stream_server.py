@@ -63,6 +63,7 @@ class StreamServer:
         self._listen_address, self._max_connections, self._io_timeout_s = listen_address, max_connections, io_timeout_s
         self._idle_s, self._slowest_bytes_per_s = idle_s, slowest_bytes_per_s
         self._listener: socket.socket | None = None
+        self._address = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._accepting: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -77,7 +78,7 @@ class StreamServer:
     @property
     def address(self) -> str:
         """ ":port" once started (the host is the one that a puller called already); empty before and after."""
-        return f":{self._listener.getsockname()[1]}" if self._listener is not None else ""
+        return self._address
 
     @property
     def connection_count(self) -> int:
@@ -92,6 +93,7 @@ class StreamServer:
             self._listener = socket.create_server((host.strip("[]"), int(port)), backlog=_BACKLOG)
         except OSError as error:
             raise AddressInUse(f"{self._listen_address}: {error}") from error
+        self._address = f":{self._listener.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._accept, args=(self._listener,), name="kv-stream", daemon=True)
         self._accepting.start()
 
@@ -99,6 +101,7 @@ class StreamServer:
         """Stop listening, cut every connection and wait for its threads. Before the arena is closed."""
         self._is_closed = True
         listener, self._listener = self._listener, None
+        self._address = ""
         if listener is None:
             return
         # A thread in accept() is not woken by close(), but by this.
