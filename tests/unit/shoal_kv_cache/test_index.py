@@ -235,7 +235,9 @@ def test_compaction_moves_a_copy_only_from_where_it_is() -> None:
 
 
 STEP = st.tuples(
-    st.sampled_from(["store"] * 4 + ["write"] * 3 + "pin release load evict_ram evict_ssd drop lose flush".split()),
+    st.sampled_from(
+        ["store"] * 4 + ["write"] * 3 + ["pin", "release", "load", "evict_ram", "evict_ssd", "drop", "lose", "flush"]
+    ),
     st.integers(0, len(FORKS) - 1),
     st.integers(0, DEPTH - 1),
     st.integers(0, DEPTH),
