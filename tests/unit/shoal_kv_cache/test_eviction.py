@@ -70,6 +70,7 @@ def test_unknown_density_falls_with_age_and_learned_density_ends_with_the_uses()
     for number in range(2048):
         density.used(64, 1000 + number % 50)
         density.given_up(65, 100_000)
+    density.renew()
     kept = density.density(np.full(2, 64, np.uint16), np.array([900, 50_000], np.uint32))
     assert kept[0] > 20 * kept[1]
     useless = density.density(np.full(1, 65, np.uint16), np.array([900], np.uint32))
