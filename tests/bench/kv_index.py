@@ -3,8 +3,8 @@
     make bench-kv-index
 
 Chains of 1,000 blocks fill the table to the last row. A lookup's time is the median over all chains, of the best of
-several rounds; a put's and an eviction's is the best: on a machine that others use too, that is nearest to what the code
-takes. Everything runs in one process, without bytes or wire.
+several rounds; a put's and an eviction's is the best: on a machine that others use too, that is nearest to what the
+code takes. Everything runs in one process, without bytes or wire.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from bench.harness import Bar, finish
@@ -37,7 +38,7 @@ def main() -> int:
     chains = [[os.urandom(32) for _ in range(CHAIN_BLOCKS)] for _ in range(CHAINS)]
     index = Index(Leases(max_leases=16), max_entries=CHAINS * CHAIN_BLOCKS + 1)
     puts = [_entries(chain) for chain in chains]
-    put_s = min(_seconds(lambda put=put: index.store(put, range(CHAIN_BLOCKS), Changes())) for put in puts)
+    put_s = min(_seconds(partial(index.store, put, range(CHAIN_BLOCKS), Changes())) for put in puts)
 
     def depth(chain: list[bytes]) -> None:
         index.depth(GROUP, chain)
@@ -52,7 +53,7 @@ def main() -> int:
         index.release("lease", Changes())
 
     depth_s, find_s, pin_s = (
-        min(statistics.median(_seconds(lambda chain=chain: what(chain)) for chain in chains) for _ in range(ROUNDS))
+        min(statistics.median(_seconds(partial(what, chain)) for chain in chains) for _ in range(ROUNDS))
         for what in (depth, find, pin)
     )
     evict_s = min(

@@ -20,7 +20,7 @@ _ALIKE = 32
 """Classes that differ in their lowest bits only (the origin) are alike."""
 _BINS_PER_OCTAVE = 2
 _BINS = 32 * _BINS_PER_OCTAVE
-_RENEW_EVENTS, _DECAY = 1024, 0.95
+_DECAY = 0.97
 _LEAN_EVENTS = 20.0
 """How many events of its like a class is taken to have had."""
 
@@ -33,7 +33,7 @@ def _bins(ages: Ages) -> NDArray[np.int64]:
 
 
 class HitDensity:
-    """Densities by class and age. They are renewed after so many events; older events count less and less."""
+    """Densities by class and age. They are renewed from time to time; older events count less and less."""
 
     def __init__(self, waiting: Callable[[], tuple[Classes, Ages]]) -> None:
         """waiting: what is followed now, by class and age; it has gone without a use so far."""
@@ -41,9 +41,8 @@ class HitDensity:
         self._hits = np.zeros((CLASSES, _BINS), np.float32)
         self._ends = np.zeros((CLASSES, _BINS), np.float32)  # hits and those given up
         self._widths = np.diff(2.0 ** (np.arange(_BINS + 1) / _BINS_PER_OCTAVE))
-        self._events = 0
         self._density = np.zeros((CLASSES, _BINS), np.float32)
-        self._renew()
+        self._learn()
 
     def density(self, classes: Classes, ages: Ages) -> NDArray[np.float32]:
         """Hits to come per step."""
@@ -62,14 +61,14 @@ class HitDensity:
 
     def _end(self, place: tuple[int, int]) -> None:
         self._ends[place] += 1
-        self._events += 1
-        if self._events >= _RENEW_EVENTS:
-            self._events = 0
-            self._renew()
-            self._hits *= _DECAY
-            self._ends *= _DECAY
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """Takes in what has happened since, and lets what happened before count a little less."""
+        self._learn()
+        self._hits *= _DECAY
+        self._ends *= _DECAY
+
+    def _learn(self) -> None:
         """For each class that something is known of; the others get what is known of their like.
 
         Where nothing has happened density falls with age as 1 / age: LRU.

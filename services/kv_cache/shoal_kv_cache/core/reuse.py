@@ -14,8 +14,10 @@ from shoal_kv_cache.core.table import SNAPSHOT, Table
 _SAMPLE = 1 << 14
 _LIFETIMES = 4
 """For how many times what the table holds an entry is followed without being used."""
-_AT_LEAST_ONE_IN = 64
-_SNAPSHOT_SHARE = 64
+_AT_LEAST_ONE_IN = 8
+_SNAPSHOT_SHARE = 8
+_RENEWALS = 8
+"""How often densities are renewed while as many entries are stored as the table holds."""
 _MAX_AGE = 0xFFFF_FFFF
 
 
@@ -34,11 +36,15 @@ class ReuseSample:
         # A chain has few snapshots and many blocks.
         self._masks = np.array([one_in - 1, max(1, one_in // _SNAPSHOT_SHARE) - 1], np.uint64)
         self._last: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._renewed, self._renew_after = 0, max(1, table.max_rows // _RENEWALS)
         self.density = HitDensity(self._waiting)
 
     def note(self, rows: Rows) -> None:
         """Rows were used or stored now, and are of their new classes."""
         table = self._table
+        if (self._history.now - self._renewed) & _MAX_AGE >= self._renew_after:
+            self._renewed = self._history.now
+            self.density.renew()
         is_snapshot = (table.state.array[rows] & SNAPSHOT) // SNAPSHOT
         blocks = np.where(is_snapshot, table.parent.array[rows], rows)
         sampled = np.flatnonzero(table.hash_words[blocks, 1] & self._masks[is_snapshot] == 0)
