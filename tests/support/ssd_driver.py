@@ -56,7 +56,9 @@ def work(directory: Path, *, seed: int, fsync: str, point: str, nth: int, operat
     rng = random.Random(seed)
     # A tick every few milliseconds, so that checkpoints fall among everything else.
     disk = KillingDisk(point, nth, rng)
-    tier, found = opened(directory, fsync=Fsync(fsync), fsync_interval_s=0.004, disk=disk)
+    # Neither a full tier nor a slow machine is the subject here.
+    bounds = {"capacity_bytes": 1 << 30, "timeout_s": 100.0}
+    tier, found = opened(directory, fsync=Fsync(fsync), fsync_interval_s=0.004, disk=disk, **bounds)
     numbers = number_by_key(first)
     held = {numbers[key]: location for key, location in found.items()}
     following = first
