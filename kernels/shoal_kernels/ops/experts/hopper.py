@@ -88,8 +88,8 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool):
 
     It takes x (tiled rows), words, scales, the shared expert's words and scales, starts, slot_pair, slot_weight, out
     (tiled rows for gate_up, else rows), limit, groups (of 8 slots in x, and in out for gate_up), the number of experts
-    (which is the index of the shared one), the range of experts to run, whether the next grid is to start late only, and
-    a bound on the row tiles.
+    (which is the index of the shared one), the range of experts to run, whether the next grid is to start late, and a
+    bound on the row tiles.
     """
     import tilelang
     import tilelang.language as T
