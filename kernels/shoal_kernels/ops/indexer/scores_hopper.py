@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Index scores on Hopper, in Gluon: blocks of one warpgroup, each with an equal range of all key tiles.
 
-Two blocks share a multiprocessor: while one multiplies, the other sums heads, stores, and decodes its next keys. The
-order of a sum is fixed by the shapes of one row and one key.
+Three blocks share a multiprocessor, which limits their registers: while one multiplies, the others sum heads, store,
+and decode their next keys. The order of a sum is fixed by the shapes of one row and one key.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from shoal_kernels.ops.indexer.row_groups import find_group
 from shoal_kernels.ops.indexer.sort_keys import COARSE
 
 TILE = 64
+_BLOCKS, _REGISTERS = 3, 168
+"""Blocks on a multiprocessor, and registers that each thread of theirs can have."""
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
@@ -219,7 +221,7 @@ def can_score(query, keys, size):
 
 def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs, united=None, size=COARSE):
     """As `scores_triton.score_groups`."""
-    _score_groups_hopper[(2 * programs,)](
+    _score_groups_hopper[(_BLOCKS * programs,)](
         query,
         weights,
         keys.storage.view(torch.int32),
@@ -241,4 +243,5 @@ def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse
         LISTED=united is not None,
         PER_BLOCK=keys.entries_per_block,
         num_warps=4,
+        maxnreg=_REGISTERS,
     )
