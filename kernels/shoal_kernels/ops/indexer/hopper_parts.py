@@ -180,7 +180,7 @@ def finish(
     LISTED: gl.constexpr,
     LC: gl.constexpr,
 ):
-    """Weighted head sums of ROWS rows, stored; of all entries also the largest of each 8. `place` as of `find_places`."""
+    """Weighted head sums of ROWS rows, stored where `find_places` says; of all entries also the largest of each 8."""
     w = scales.slice(AT, ROWS * 32).load(gl.SliceLayout(0, LC))
     # x + |x| is twice the ramp, in the pipe that the decoding of codes leaves free; weights are halved for it.
     asm: gl.constexpr = "{.reg .f32 t; abs.f32 t, $1; add.f32 $0, $1, t;}"

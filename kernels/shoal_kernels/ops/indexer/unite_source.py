@@ -71,8 +71,9 @@ __device__ __forceinline__ void unite(
   int4* own_places = reinterpret_cast<int4*>(places + static_cast<int64_t>(row) * listed * 8);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
-    before[thread * kWords + i] = at;
-    for (uint32_t left = own[i]; left; left &= left - 1) own_blocks[at++] = (thread * kWords + i) * 32 + __ffs(left) - 1;
+    int word = thread * kWords + i;
+    before[word] = at;
+    for (uint32_t left = own[i]; left; left &= left - 1) own_blocks[at++] = word * 32 + __ffs(left) - 1;
   }
   for (int u = thread; u < total; u += kThreads) own_places[u] = make_int4(-1, -1, -1, -1);
   __syncthreads();
