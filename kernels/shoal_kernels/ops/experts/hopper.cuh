@@ -1,17 +1,16 @@
 // One product of the experts on Hopper: out^T = W x^T for a tile of 256 weight rows and BN rows of one expert.
 //
-// Warp 0 of the last warpgroup copies weight words and scales to shared memory, warp 1 the rows; GROUPS warpgroups
-// decode words in registers and multiply. The 256 rows are four operands of 64, each made of 16 rows a warp; for gate
-// and up these are 8 rows of gate above 8 of up, so that a thread holds both of an output. A warp that multiplies from
-// registers waits until the tensor core has taken them: with few columns four warpgroups of one operand each keep it
-// busy, with many columns two warpgroups of two operands fit the registers.
+// Warpgroups decode words in registers and multiply. The 256 rows are four operands of 64, each made of 16 rows a warp;
+// for gate and up these are 8 rows of gate above 8 of up, so that a thread holds both of an output. A warp that
+// multiplies from registers waits until the tensor core has taken them: with few columns four warpgroups of one operand
+// each keep it busy (hopper_narrow.cuh), with many columns two of two operands fit the registers (hopper_wide.cuh).
 //
 // The text in front of this file defines BN (columns), BLOCKS (K / 256), ROWS (rows of the weight), GATE_UP (1: 128
-// rows of gate and 128 of up, the epilogue applies the activation; 0: 256 rows of down), GROUPS, STEP (planes a batch of
-// multiplications), W_UNITS, X_UNITS (stages), CLUSTER (blocks that share their rows) and the function wgmma.
+// rows of gate and 128 of up, the epilogue applies the activation; 0: 256 rows of down), BATCH (steps of 16 of K that are
+// multiplied at once), W_UNITS, X_UNITS (stages) and the function wgmma.
 //
 // Layouts: rows in tiles [K / 64][slots / 8][8][64] of bfloat16, 16-byte chunk c of row r at c ^ (r % 8), which is what
-// a 128-byte swizzled operand wants; words and scales as in `packing`. A unit is 64 bytes of words for every row.
+// a 128-byte swizzled operand wants; words and scales as in `packing`.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -37,23 +36,6 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
 __device__ __forceinline__ void copy_in(u32 to, const void* from, int bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(bar) : "memory");
-}
-// To the same place in both blocks of a cluster, counted by the barrier of each.
-__device__ __forceinline__ void copy_in_both(u32 to, const void* from, int bytes, u32 bar) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-      ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"((unsigned short)3) : "memory");
-}
-__device__ __forceinline__ u32 in_block(u32 address, u32 rank) {
-  u32 out;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
-  return out;
-}
-__device__ __forceinline__ void barrier_arrive_in_cluster(u32 bar) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void copy_out(void* to, u32 from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)

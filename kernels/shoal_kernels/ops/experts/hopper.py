@@ -23,11 +23,6 @@ def stages(columns: int) -> tuple[int, int]:
     return min(8, (_RINGS - 6 * columns * 128) // _UNIT_BYTES), 6
 
 
-def cluster(columns: int, rows: int) -> int:
-    """Blocks that copy rows for one another."""
-    return 2 if is_narrow(columns) and rows % 512 == 0 else 1
-
-
 def threads(columns: int) -> int:
     """Threads of a block."""
     return 512 if is_narrow(columns) else 256 + 128
@@ -41,9 +36,9 @@ def memory(columns: int, *, gate_up: bool) -> int:
     return words * _UNIT_BYTES + max(row_bytes, staging) + 512 + 16 * columns * 4 + columns * 8
 
 
-def planes_at_once(columns: int) -> int:
-    """Planes of 32 that a batch of multiplications takes."""
-    return 2 if is_narrow(columns) else 1
+def batch(columns: int) -> int:
+    """Steps of 16 of K that a batch of multiplications takes."""
+    return 4 if is_narrow(columns) else 2
 
 
 def source(*, columns: int, rows: int, blocks: int, gate_up: bool) -> str:
@@ -56,8 +51,7 @@ def source(*, columns: int, rows: int, blocks: int, gate_up: bool) -> str:
         "GATE_UP": int(gate_up),
         "W_UNITS": words,
         "X_UNITS": units,
-        "STEP": planes_at_once(columns),
-        "CLUSTER": cluster(columns, rows),
+        "BATCH": batch(columns),
     }
     files = "hopper.cuh", f"hopper_{'narrow' if is_narrow(columns) else 'wide'}.cuh", "hopper_epilogue.cuh"
     defines = "\n".join(f"#define {name} {value}" for name, value in sizes.items())
@@ -96,7 +90,6 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool):
     from tvm.target import Target
 
     text = source(columns=columns, rows=rows, blocks=blocks, gate_up=gate_up)
-    shared = (2, 1, 1) if cluster(columns, rows) == 2 else None
     target = Target({"kind": "cuda", "arch": "sm_90a"})
     with target:
         sizes = [T.dynamic(f"size_{i}") for i in range(9)]
@@ -120,7 +113,7 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool):
             late: T.int32,
             tiles: T.int32,
         ):
-            with T.Kernel(rows // 256, tiles, threads=threads(columns), prelude=text, cluster_dims=shared):
+            with T.Kernel(rows // 256, tiles, threads=threads(columns), prelude=text):
                 memory_bytes = T.alloc_shared((memory(columns, gate_up=gate_up),), T.uint8, scope="shared.dyn")
                 T.call_extern(
                     "handle",

@@ -137,14 +137,14 @@ __device__ __forceinline__ void expert_product(const void* x, const void* words,
   char* smem = (char*)memory;
   const u32 base = address_of(smem);
   Block block(base);
-  if (CLUSTER == 1) __syncthreads();
-  else cluster_sync();
+  __syncthreads();
   // The rows' places are known once the gate and up grid runs: it waits for them before it lets the down grid start,
   // which therefore waits in front of its rows only. What follows the last grid (`late`) would gather on the few
   // multiprocessors without a block of this one.
   if (GATE_UP) grid_wait();
   if (!late) let_next_grid_start();
-  const Tile tile = find_tile(starts, from, to, blockIdx.y);
+  // From the last expert on: the shared one, whose tiles take longest, is not left for the end.
+  const Tile tile = find_tile(starts, from, to, gridDim.y - 1 - blockIdx.y);
   if (tile.expert < 0) return;
   const bool is_shared = tile.expert == experts;
   const size_t expert = is_shared ? 0 : tile.expert;
@@ -169,6 +169,4 @@ __device__ __forceinline__ void expert_product(const void* x, const void* words,
     if (GATE_UP) store_activation(c, smem, base, tile, limit, (char*)out, groups);
     else store_outputs(c, smem, base, tile, (char*)out);
   }
-  // The other block may still tell this one what it read.
-  if (CLUSTER > 1) cluster_sync();
 }

@@ -38,12 +38,10 @@ struct Consumer {
   const char *words, *scales;  // this lane's 16 bytes and 8 bytes of the block to load next
   const char *x, *all_words, *all_scales;  // those of the whole tile, of block 0
   size_t x_unit;
-  int first_unit;   // with a cluster this block copies half of the units, for both
-  u32 empty_there;  // the barriers that a stage was read, of the block with this lane's number
   int warp, lane;
   bool is_first;
   uint2 fields[2], next_fields[2];
-  u32 word[4][2][4], left[2][STEP][8];
+  u32 word[4][2][4], scale[2], left[2][BATCH][4];
   float acc[TILES][BN / 2];
 
   __device__ __forceinline__ void copy_rows(int block) {
@@ -51,13 +49,8 @@ struct Consumer {
     barrier_wait(rows.empty + 8 * stage, (round & 1) ^ 1);
     barrier_expect(rows.full + 8 * stage, STAGE);
 #pragma unroll
-    for (int i = 0; i < 4 / CLUSTER; i++) {
-      const int unit = first_unit + i;
-      const u32 to = rows.base + stage * STAGE + unit * UNIT;
-      const char* from = x + (block * 4 + unit) * x_unit;
-      if (CLUSTER == 1) copy_in(to, from, UNIT, rows.full + 8 * stage);
-      else copy_in_both(to, from, UNIT, rows.full + 8 * stage);
-    }
+    for (int unit = 0; unit < 4; unit++)
+      copy_in(rows.base + stage * STAGE + unit * UNIT, x + (block * 4 + unit) * x_unit, UNIT, rows.full + 8 * stage);
   }
   template <int UNITS>
   __device__ __forceinline__ void prefetch_words(int block) {
@@ -89,36 +82,39 @@ struct Consumer {
     for (int half = 0; half < 2; half++) load8(next_fields[half], scales + half * HALF_ROWS * 8, more);
     scales += ROWS * 8;
   }
-  template <int PLANE, bool FP4>
+  // Step S of 16 of K in a block: half of a plane of 32.
+  template <int S, bool FP4>
   __device__ __forceinline__ void decode(u32* operand) {
-    const u32 scale[2] = {multiplier<PLANE>(fields[0]), multiplier<PLANE>(fields[1])};
+    constexpr int PLANE = S / 2, FROM = S % 2 * 2;
+    if constexpr (S % 2 == 0) scale[0] = multiplier<PLANE>(fields[0]), scale[1] = multiplier<PLANE>(fields[1]);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const u32 pair = FP4 ? fp4_pair<PLANE>(word[0][i & 1][i / 2], word[1][i & 1][i / 2], word[2][i & 1][i / 2])
-                           : fp8_pair<PLANE & 1>(word[PLANE / 2][i & 1][i / 2]);
-      operand[i] = times(pair, scale[i & 1]);
+    for (int i = 0; i < 4; i++) {
+      const int half = i & 1, at = FROM + i / 2;
+      const u32 pair = FP4 ? fp4_pair<PLANE>(word[0][half][at], word[1][half][at], word[2][half][at])
+                           : fp8_pair<PLANE & 1>(word[PLANE / 2][half][at]);
+      operand[i] = times(pair, scale[half]);
     }
   }
-  // PLANE is the last plane decoded, the batch ends with it.
-  template <int PLANE>
+  // S is the last step decoded, the batch ends with it.
+  template <int S>
   __device__ __forceinline__ void multiply() {
-    constexpr int FIRST = PLANE - STEP + 1;
+    constexpr int INDEX = S / BATCH, FIRST = S - BATCH + 1;
     // Needed for the first batch only. The assembler looks at products between two branches together and, not seeing
-    // that an operand is written while just the batch before is in flight, would else wait behind every product.
+    // that an operand is written while just the batches before are in flight, would else wait behind every product.
     rows.wait();
     const u64 operand_b = ((u64(1) << 62) | (u64(64) << 32) | (u64(1) << 16)) + (rows.data() >> 4);
     // Decoding between two products would make the assembler wait behind each of them.
 #pragma unroll
-    for (int i = 0; i < 8 * STEP; i++) asm volatile("" : "+r"(left[PLANE / STEP & 1][i / 8][i % 8])::"memory");
+    for (int i = 0; i < 4 * BATCH; i++) asm volatile("" : "+r"(left[INDEX % 2][i / 4][i % 4])::"memory");
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int step = 0; step < 2 * STEP; step++) {
-      const int place = FIRST * 2 + step;
-      wgmma(acc[0], left[PLANE / STEP & 1][step / 2] + 4 * (step & 1), operand_b + place / 4 * (UNIT / 16) + place % 4 * 2);
+    for (int i = 0; i < BATCH; i++) {
+      const int place = FIRST + i;
+      wgmma(acc[0], left[INDEX % 2][i], operand_b + place / 4 * (UNIT / 16) + place % 4 * 2);
     }
     asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
     // The batch before is done: with the first one of a block, the last to read the block before.
-    if constexpr (FIRST == 0) {
+    if constexpr (INDEX == 0) {
       if (!is_first) release();
       is_first = false;
     }
@@ -126,16 +122,17 @@ struct Consumer {
   __device__ __forceinline__ void release() {
     __syncwarp();
     const int stage = rows.stage == 0 ? rows.stages - 1 : rows.stage - 1;
-    if (CLUSTER == 1) {
-      if (lane == 0) barrier_arrive(rows.empty + 8 * stage);
-    } else if (lane < 2) {
-      barrier_arrive_in_cluster(empty_there + 8 * stage);
-    }
+    if (lane == 0) barrier_arrive(rows.empty + 8 * stage);
+  }
+  template <int S, bool FP4>
+  __device__ __forceinline__ void step() {
+    decode<S, FP4>(left[S / BATCH % 2][S % BATCH]);
+    if constexpr (S % BATCH == BATCH - 1) multiply<S>();
   }
   template <int PLANE, bool FP4>
   __device__ __forceinline__ void plane() {
-    decode<PLANE, FP4>(left[PLANE / STEP & 1][PLANE % STEP]);
-    if constexpr (PLANE % STEP == STEP - 1) multiply<PLANE>();
+    step<2 * PLANE, FP4>();
+    step<2 * PLANE + 1, FP4>();
   }
   template <bool FP4>
   __device__ __forceinline__ void run() {
@@ -192,7 +189,7 @@ struct Block {
     if (threadIdx.x == 0) {
       for (int i = 0; i < X_UNITS; i++) {
         barrier_init(ring.full + 8 * i, 1);
-        barrier_init(ring.empty + 8 * i, CLUSTER * CONSUMERS / 32);
+        barrier_init(ring.empty + 8 * i, CONSUMERS / 32);
       }
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -206,8 +203,6 @@ struct Block {
     c.lane = lane, c.warp = warp;
     c.x = x + (size_t)(slot / 8) * 1024, c.x_unit = (size_t)groups * 1024;
     c.all_words = words + (size_t)first * 64, c.all_scales = scales + (size_t)first * 8;
-    c.first_unit = CLUSTER == 1 ? 0 : blockIdx.x % 2 * 2;
-    c.empty_there = CLUSTER == 1 ? 0 : in_block(ring.empty, lane & 1);
     c.words = c.all_words + row * 64 + (lane & 3) * 16;
     c.scales = c.all_scales + row * 8;
     return c;

@@ -53,7 +53,7 @@ struct Consumer {
   int warp, lane;
   bool is_first;
   uint2 fields[TILES][2];
-  u32 a[TILES][8], b[TILES][8], left[2][STEP][TILES][8];
+  u32 a[TILES][8], b[TILES][8], left[2][TILES][8];
   float acc[TILES][BN / 2];
 
   __device__ __forceinline__ void release(Ring& ring, int behind) {
@@ -84,7 +84,6 @@ struct Consumer {
         }
       }
     }
-    release(words, 0);
     words.next();
   }
   template <int PLANE, bool FP4>
@@ -99,23 +98,21 @@ struct Consumer {
       }
     }
   }
-  // PLANE is the last plane decoded, the batch ends with it.
   template <int PLANE>
   __device__ __forceinline__ void multiply() {
-    constexpr int FIRST = PLANE - STEP + 1;
-    if constexpr (FIRST % 2 == 0) rows.wait();
+    if constexpr (PLANE % 2 == 0) rows.wait();
     const u64 operand_b =
-        (u64(1) << 62) | (u64(64) << 32) | (u64(1) << 16) | (rows.data() + (FIRST & 1) * 64) >> 4 & 0x3FFF;
+        (u64(1) << 62) | (u64(64) << 32) | (u64(1) << 16) | (rows.data() + (PLANE & 1) * 64) >> 4 & 0x3FFF;
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int step = 0; step < 2 * STEP; step++) {
+    for (int step = 0; step < BATCH; step++) {
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++)
-        wgmma(acc[tile], left[PLANE / STEP & 1][step / 2][tile] + 4 * (step & 1), operand_b + 2 * step);
+        wgmma(acc[tile], left[PLANE & 1][tile] + 4 * step, operand_b + 2 * step);
     }
     asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
     // The batch before is done, which was the last to read the unit before this one.
-    if constexpr (FIRST % 2 == 0) {
+    if constexpr (PLANE % 2 == 0) {
       if (!is_first) release(rows, 1);
       is_first = false;
     }
@@ -123,8 +120,8 @@ struct Consumer {
   }
   template <int PLANE, bool FP4>
   __device__ __forceinline__ void plane() {
-    decode<PLANE, FP4>(left[PLANE / STEP & 1][PLANE % STEP]);
-    if constexpr (PLANE % STEP == STEP - 1) multiply<PLANE>();
+    decode<PLANE, FP4>(left[PLANE & 1]);
+    multiply<PLANE>();
   }
   template <bool FP4>
   __device__ __forceinline__ void run() {
@@ -133,7 +130,9 @@ struct Consumer {
     for (int block = 0; block < BLOCKS; block++) {
       load_words(a, true);
       if constexpr (FP4) load_words(b, false);
+      // A unit is given back behind a product with its words: then every lane has them.
       plane<0, FP4>();
+      release(words, FP4 ? 2 : 1);
       plane<1, FP4>();
       if constexpr (!FP4) load_words(a, false);
       plane<2, FP4>();
@@ -142,12 +141,16 @@ struct Consumer {
         for (int i = 0; i < 8 * TILES; i++)
           a[i / 8][i % 8] = (a[i / 8][i % 8] & 0x0C180C18u) | ((b[i / 8][i % 8] << 2) & ~0x0C180C18u);
       }
+      if constexpr (!FP4) release(words, 1);
       plane<3, FP4>();
+      if constexpr (FP4) release(words, 1);
       if constexpr (!FP4) load_words(a, false);
       plane<4, FP4>();
+      if constexpr (!FP4) release(words, 1);
       plane<5, FP4>();
       if constexpr (!FP4) load_words(a, false);
       plane<6, FP4>();
+      if constexpr (!FP4) release(words, 1);
       plane<7, FP4>();
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
