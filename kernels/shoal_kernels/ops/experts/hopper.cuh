@@ -55,8 +55,10 @@ __device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b)
                : "memory");
 }
+// Both of a pair times the lower half of `scale`.
 __device__ __forceinline__ u32 times(u32 pair, u32 scale) {
-  asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(scale));
+  asm("{.reg .b16 l, h;\n.reg .b32 both;\nmov.b32 {l, h}, %1;\nmov.b32 both, {l, l};\nmul.rn.bf16x2 %0, %0, both;\n}"
+      : "+r"(pair) : "r"(scale));
   return pair;
 }
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
@@ -71,11 +73,12 @@ __device__ __forceinline__ u32 turned(u32 x, int bits) { return __funnelshift_r(
 __device__ __forceinline__ void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void let_next_grid_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// Byte PLANE of 8 exponent fields as a pair of equal bfloat16 powers of two.
+// Byte PLANE of 8 exponent fields as a bfloat16 power of two.
 template <int PLANE>
 __device__ __forceinline__ u32 multiplier(uint2 fields) {
-  constexpr u32 place = PLANE & 3;
-  return __byte_perm(PLANE < 4 ? fields.x : fields.y, 0, 0x4040 | place | (place << 8)) << 7;
+  u32 out;
+  asm("dp4a.u32.u32 %0, %1, %2, 0;" : "=r"(out) : "r"(PLANE < 4 ? fields.x : fields.y), "n"(0x80 << 8 * (PLANE & 3)));
+  return out;
 }
 
 template <int PLANE>

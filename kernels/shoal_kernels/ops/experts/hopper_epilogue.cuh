@@ -155,16 +155,18 @@ __device__ __forceinline__ void expert_product(const void* x, const void* words,
     block.copy((const char*)x, tile.slot, groups, own_words, own_scales, units);
   } else {
     Consumer c = block.consumer((const char*)x, tile.slot, groups, own_words, own_scales);
-    if (threadIdx.x < BN) {
-      const bool inside = threadIdx.x < tile.columns;
-      ((float*)(smem + COLUMN))[threadIdx.x] = inside ? slot_weight[tile.slot + threadIdx.x] : 0.0f;
-      ((int*)(smem + COLUMN + BN * 4))[threadIdx.x] = inside ? slot_pair[tile.slot + threadIdx.x] : 0;
+    // Not by the first warp, which may have rows to copy; nobody waits for it before the epilogue.
+    const int column = threadIdx.x - (CONSUMERS - 128);
+    if (column >= 0 && column < BN) {
+      const bool inside = column < tile.columns;
+      ((float*)(smem + COLUMN))[column] = inside ? slot_weight[tile.slot + column] : 0.0f;
+      ((int*)(smem + COLUMN + BN * 4))[column] = inside ? slot_pair[tile.slot + column] : 0;
     }
-    named_barrier(1, CONSUMERS);
 #pragma unroll
     for (int i = 0; i < TILES * BN / 2; i++) c.acc[i / (BN / 2)][i % (BN / 2)] = 0.0f;
     if (is_shared) c.template run<false>();
     else c.template run<true>();
+    named_barrier(1, CONSUMERS);
     if (late) let_next_grid_start();
     if (GATE_UP) store_activation(c, smem, base, tile, limit, (char*)out, groups);
     else store_outputs(c, smem, base, tile, (char*)out);

@@ -1,8 +1,7 @@
 // Behind hopper.cuh, for tiles of few rows: four warpgroups of one operand each, words and scales straight from global
 // memory to the registers that decode them, a lane's next words while it decodes the ones it has. Through shared memory
 // they would take as much of its bandwidth as the rows, which every operand reads again. There are no warps beside those
-// that multiply, so that each may have 128 registers: a thread of one copies the rows, a block of K at a time, a thread
-// of another asks for the words of the same block to be in L2.
+// that multiply, so that each may have 128 registers: a lane of one copies the rows, a block of K at a time.
 
 constexpr int TILES = 1, CONSUMERS = 512;
 constexpr int UNIT = BN * 128, STAGE = 4 * UNIT;
@@ -11,9 +10,6 @@ constexpr int X_END = X_UNITS * STAGE;
 constexpr int BARRIERS = X_END, AMAX = BARRIERS + 512, COLUMN = AMAX + 16 * BN * 4;
 constexpr int HALF_ROWS = GATE_UP ? ROWS / 2 : 8, OWN_ROWS = GATE_UP ? 128 : 256;
 
-__device__ __forceinline__ void prefetch(const char* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 // Loads that are left out if `more` is 0; the registers keep their place either way.
 __device__ __forceinline__ void load16(u32* to, const char* from, u32 more) {
   asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0;\n@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
@@ -36,10 +32,10 @@ __device__ __forceinline__ bool elected() {
 struct Consumer {
   Ring rows;
   const char *words, *scales;  // this lane's 16 bytes and 8 bytes of the block to load next
-  const char *x, *all_words, *all_scales;  // those of the whole tile, of block 0
+  const char* x;
   size_t x_unit;
   int warp, lane;
-  bool is_first;
+  bool is_first, rarely;
   uint2 fields[2], next_fields[2];
   u32 word[4][2][4], scale[2], left[2][BATCH][4];
   float acc[TILES][BN / 2];
@@ -52,23 +48,8 @@ struct Consumer {
     for (int unit = 0; unit < 4; unit++)
       copy_in(rows.base + stage * STAGE + unit * UNIT, x + (block * 4 + unit) * x_unit, UNIT, rows.full + 8 * stage);
   }
-  template <int UNITS>
-  __device__ __forceinline__ void prefetch_words(int block) {
-#pragma unroll
-    for (int unit = 0; unit < UNITS; unit++) {
-      const char* from = all_words + (size_t)(block * UNITS + unit) * (ROWS * 64);
-      prefetch(from, OWN_ROWS * 64);
-      if (GATE_UP) prefetch(from + HALF_ROWS * 64, OWN_ROWS * 64);
-    }
-    const char* scale = all_scales + (size_t)block * (ROWS * 8);
-    prefetch(scale, OWN_ROWS * 8);
-    if (GATE_UP) prefetch(scale + HALF_ROWS * 8, OWN_ROWS * 8);
-  }
-  template <int UNITS>
-  __device__ __forceinline__ void ahead(int block) {
-    if (block >= BLOCKS) return;
-    if (warp == 0 && elected()) copy_rows(block);
-    if (warp == 5 && elected()) prefetch_words<UNITS>(block);
+  __device__ __forceinline__ void copy_ahead(int block) {
+    if (block < BLOCKS && warp == 0 && elected()) copy_rows(block);
     __syncwarp();
   }
   // Columns t, t + 4, t + 8, t + 12 of a row are one chunk: an operand takes columns t and t + 4 of two rows.
@@ -101,7 +82,7 @@ struct Consumer {
     constexpr int INDEX = S / BATCH, FIRST = S - BATCH + 1;
     // Needed for the first batch only. The assembler looks at products between two branches together and, not seeing
     // that an operand is written while just the batches before are in flight, would else wait behind every product.
-    rows.wait();
+    if (INDEX == 0 || rarely) rows.wait();
     const u64 operand_b = ((u64(1) << 62) | (u64(64) << 32) | (u64(1) << 16)) + (rows.data() >> 4);
     // Decoding between two products would make the assembler wait behind each of them.
 #pragma unroll
@@ -137,14 +118,10 @@ struct Consumer {
   template <bool FP4>
   __device__ __forceinline__ void run() {
     constexpr int UNITS = FP4 ? 2 : 4;
-    is_first = true;
+    is_first = true, rarely = x_unit == 0;
     load_scales(1);
 #pragma unroll
     for (int i = 0; i < UNITS; i++) load_word(i, i, 1);
-    if (warp == 5 && elected()) {
-#pragma unroll 1
-      for (int block = 1; block < AHEAD && block < BLOCKS; block++) prefetch_words<UNITS>(block);
-    }
     if (warp == 0 && elected()) {
       if (!GATE_UP) grid_wait();
 #pragma unroll 1
@@ -157,7 +134,7 @@ struct Consumer {
       const u32 more = block + 1 < BLOCKS;
       words += UNITS * ROWS * 64;
       load_scales(more);
-      ahead<UNITS>(block + AHEAD);
+      copy_ahead(block + AHEAD);
       plane<0, FP4>();
       plane<1, FP4>();
       if constexpr (!FP4) load_word(0, 0, more);
@@ -197,14 +174,13 @@ struct Block {
   __device__ __forceinline__ void copy(const char*, int, int, const char*, const char*, int) {}
   __device__ __forceinline__ Consumer consumer(const char* x, int slot, int groups, const char* words,
                                                const char* scales) {
-    const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), first = blockIdx.x * OWN_ROWS;
-    const int row = warp * (GATE_UP ? 8 : 16) + lane / 4;
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const int row = blockIdx.x * OWN_ROWS + warp * (GATE_UP ? 8 : 16) + lane / 4;
     Consumer c{ring};
     c.lane = lane, c.warp = warp;
     c.x = x + (size_t)(slot / 8) * 1024, c.x_unit = (size_t)groups * 1024;
-    c.all_words = words + (size_t)first * 64, c.all_scales = scales + (size_t)first * 8;
-    c.words = c.all_words + row * 64 + (lane & 3) * 16;
-    c.scales = c.all_scales + row * 8;
+    c.words = words + (size_t)row * 64 + (lane & 3) * 16;
+    c.scales = scales + (size_t)row * 8;
     return c;
   }
 };

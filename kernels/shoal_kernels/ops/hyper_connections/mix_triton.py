@@ -193,7 +193,8 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
     pre, post, comb = torch.empty(rows, n, **wide), torch.empty(rows, n, **wide), torch.empty(rows, n, n, **wide)
     if rows == 0:
         return pre, post, comb
-    overlaps = lib.grids_overlap(streams.device)
+    # With many rows the waiting programs are in the way: 26.3 us against 24.9 for 1,536 rows, 11.4 against 12.5 for 360.
+    overlaps = rows <= 512 and lib.grids_overlap(streams.device)
     segments = triton.cdiv(n * d, SEGMENT)
     partials = torch.empty(segments, rows, COLUMNS, **wide)
     partial_kernel[(segments, triton.cdiv(rows, BLOCK_R))](
