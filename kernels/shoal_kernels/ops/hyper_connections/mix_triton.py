@@ -193,7 +193,7 @@ def mix(streams: Tensor, weight, iterations: int, eps: float, rms_eps: float) ->
     pre, post, comb = torch.empty(rows, n, **wide), torch.empty(rows, n, **wide), torch.empty(rows, n, n, **wide)
     if rows == 0:
         return pre, post, comb
-    # With many rows the waiting programs are in the way: 26.3 us against 24.9 for 1,536 rows, 11.4 against 12.5 for 360.
+    # With many rows the waiting programs are in the way: 26.3 us against 24.9 at 1,536 rows, 11.4 against 12.5 at 360.
     overlaps = rows <= 512 and lib.grids_overlap(streams.device)
     segments = triton.cdiv(n * d, SEGMENT)
     partials = torch.empty(segments, rows, COLUMNS, **wide)
