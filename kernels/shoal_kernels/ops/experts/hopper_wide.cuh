@@ -130,7 +130,8 @@ struct Consumer {
     for (int block = 0; block < BLOCKS; block++) {
       load_words(a, true);
       if constexpr (FP4) load_words(b, false);
-      // A unit is given back behind a product with its words: then every lane has them.
+      // A unit is given back behind a product with its words: then every lane has them. Given back right behind the loads,
+      // it was overwritten too early now and then (seen at 1,536 and 360 rows).
       plane<0, FP4>();
       release(words, FP4 ? 2 : 1);
       plane<1, FP4>();
