@@ -308,22 +308,22 @@ __device__ __forceinline__ void shoal_finish_octet(uint4& v, int dim, const floa
   }
 }
 
-// Accumulators [64, 256] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 256 dims.
+// Accumulators [64, 256] of a warpgroup -> o, rotated back, perhaps cast. `inverse` are the factors of this thread's two
+// heads, `first` is the first of the 256 dims.
 template <bool CAST, int FREQUENCIES>
 __device__ __forceinline__ void shoal_finish_as(
-    const float* acc, const float* total, const float* angles, __nv_bfloat16* out, int first) {
+    const float* acc, const float* inverse, const float* angles, __nv_bfloat16* out, int first) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quad = lane & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int head = warp * 16 + (lane >> 2) + half * 8;
-    float inverse = __fdividef(1024.0f, total[head]);  // keys were held times 2^-10
 #pragma unroll
     for (int group = 0; group < 8; ++group) {
       unsigned r[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float* pair = acc + (group * 4 + j) * 4 + half * 2;
-        r[j] = shoal::pack2(pair[0] * inverse, pair[1] * inverse);
+        r[j] = shoal::pack2(pair[0] * inverse[half], pair[1] * inverse[half]);
       }
       // Transpose over the four lanes of a head: lane q gets the 8 dims of octet q.
       bool odd = quad & 1, upper = quad & 2;
