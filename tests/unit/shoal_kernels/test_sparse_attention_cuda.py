@@ -32,8 +32,10 @@ extern "C" void load_query(const void* query, void* tile, int part) {
 extern "C" void finish(const float* acc, const float* total, const float* angles, void* out, int first, int cast) {
   warpgroup([=] {
     const float* mine = acc + threadIdx.x * 128;
-    if (cast) shoal_finish_as<true, 32>(mine, total, angles, (__nv_bfloat16*)out, first);
-    else shoal_finish_as<false, 32>(mine, total, angles, (__nv_bfloat16*)out, first);
+    int head = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    float inverse[2] = {1024.0f / total[head], 1024.0f / total[head + 8]};
+    if (cast) shoal_finish_as<true, 32, 256>(mine, inverse, angles, (__nv_bfloat16*)out, first);
+    else shoal_finish_as<false, 32, 256>(mine, inverse, angles, (__nv_bfloat16*)out, first);
   });
 }
 """

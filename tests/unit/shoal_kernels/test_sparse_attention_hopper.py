@@ -19,34 +19,50 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 _PTX = r"""
 #include <condition_variable>
 #include <mutex>
+static std::barrier<>* everyone;
+static void __syncthreads() { everyone->arrive_and_wait(); }
 namespace shoal {
 typedef unsigned int u32;
 typedef unsigned long long u64;
 static std::mutex mutex;
 static std::condition_variable changed;
-static unsigned char* memory_start;
-static std::barrier<>* scoring;
-struct Barrier { uint16_t count, missing; uint32_t phase; };
+static unsigned char* memories[2];
+#define memory_start memories[blockIdx.x % shoal::PARTS]
+static std::barrier<>* scoring[2];
+struct Barrier { uint8_t count, missing; uint16_t phase; int bytes; };
 static u32 address_of(const void* p) { return (const unsigned char*)p - memory_start; }
-static void init(u64& barrier, int count) { *(Barrier*)&barrier = {(uint16_t)count, (uint16_t)count, 0}; }
+static void init(u64& barrier, int count) { *(Barrier*)&barrier = {(uint8_t)count, (uint8_t)count, 0, 0}; }
 static void barriers_made() {}
-static void arrive(u64& barrier) {
-  __syncwarp();
-  if (threadIdx.x & 31) return;
+static void change(void* barrier, int arrivals, int bytes) {
   std::lock_guard lock(mutex);
-  Barrier& b = *(Barrier*)&barrier;
-  if (--b.missing) return;
+  Barrier& b = *(Barrier*)barrier;
+  b.missing -= arrivals;
+  b.bytes += bytes;
+  if (b.missing || b.bytes) return;
   b.missing = b.count;
   b.phase ^= 1;
   changed.notify_all();
 }
+static void arrive(u64& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) change(&barrier, 1, 0);
+}
+static void expect(u64& barrier, int bytes) { change(&barrier, 1, bytes); }
+static u32 in_block(u32 address, u32 rank) { return address | (rank + 1) << 20; }
+static void* found(u32 address) { return memories[(address >> 20) - 1] + (address & 0xFFFFF); }
+static void send16(u32 to, const float* v, u32 barrier) {
+  memcpy(found(to), v, 16);
+  change(found(barrier), 0, -16);
+}
+static void cluster_sync() { __syncthreads(); }
 static void wait(u64& barrier, u32 parity) {
   std::unique_lock lock(mutex);
   changed.wait(lock, [&] { return ((Barrier*)&barrier)->phase != parity; });
 }
 static void fence_async() {}
-static void warpgroup_sync() { scoring->arrive_and_wait(); }
+static void warpgroup_sync() { scoring[blockIdx.x % shoal::PARTS]->arrive_and_wait(); }
 static void wgmma_fence() {}
+static void wgmma_commit() {}
 static void wgmma_done() {}
 static uint4 load16(const void* from) { return *(const uint4*)from; }
 static u32 load2(const void* from) { return *(const uint16_t*)from; }
@@ -89,8 +105,6 @@ using shoal::wgmma_scores;
 using shoal::wgmma_sum;
 static float shoal_exp2(float x) { return exp2f(x); }
 static float __int_as_float(int x) { return bits<float>(x); }
-static std::barrier<>* everyone;
-static void __syncthreads() { everyone->arrive_and_wait(); }
 """
 _CALL = r"""
 extern "C" void attend(
@@ -100,18 +114,20 @@ extern "C" void attend(
     int multiprocessors) {
   static_assert(sizeof(shoal::Small) <= 2048);
   gridDim.x = multiprocessors;
-  shoal::memory_start = (unsigned char*)aligned_alloc(1024, 227 * 1024);
-  for (blockIdx.x = 0; blockIdx.x < multiprocessors; ++blockIdx.x) {
-    std::barrier<> all(512), four(128);
+  for (int first = 0; first < multiprocessors; first += shoal::PARTS) {
+    std::barrier<> all(512 * shoal::PARTS), four(128), other(128);
     everyone = &all;
-    shoal::scoring = &four;
-    memset(shoal::memory_start, 0xFF, 227 * 1024);
-    block(512, [=] {
+    shoal::scoring[0] = &four;
+    shoal::scoring[1] = &other;
+    for (auto& memory : shoal::memories)
+      memset(memory = (unsigned char*)aligned_alloc(1024, 227 * 1024), 0xFF, 227 * 1024);
+    cluster(512, first, shoal::PARTS, [=] {
       shoal_attend(query, window, window_index, sink, positions, cos_sin, storage, block_table, row_seq, topk, out,
-                   factor, rows, near_width, far_width, blocks, units, per_block, offset, 288, shoal::memory_start);
+                   factor, rows, near_width, far_width, blocks, units, per_block, offset, 288,
+                   shoal::memories[blockIdx.x % shoal::PARTS]);
     });
+    for (auto& memory : shoal::memories) free(memory);
   }
-  free(shoal::memory_start);
 }
 """
 _PER_BLOCK, _BLOCKS, _OFFSET = 16, 12, 32
@@ -119,8 +135,10 @@ _UNITS = _OFFSET + _PER_BLOCK * 288 + 16
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_for_host(_PTX + hopper.body(32, True, False) + _CALL, tmp_path_factory.mktemp("hopper"))
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
+    """For a row on one and on two multiprocessors."""
+    text = [f"namespace shoal {{ constexpr int PARTS = {parts}; }}" + _PTX + hopper.body(32, True, False) for parts in (1, 2)]
+    return [compile_for_host(one + _CALL, tmp_path_factory.mktemp("hopper")) for one in text]
 
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:
@@ -131,7 +149,7 @@ def _bytes(generator: torch.Generator, low: int, high: int, *shape: int) -> Tens
     return torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
 
 
-def test_rows_of_any_lengths_one_after_another_agree_with_float64(library: ctypes.CDLL) -> None:
+def test_rows_of_any_lengths_one_after_another_agree_with_float64(libraries: list[ctypes.CDLL]) -> None:
     generator = torch.Generator().manual_seed(3)
     near, far = [100, 64, 0, 0, 133, 1], [70, 0, 65, 0, 90, 3]
     rows = len(near)
@@ -149,10 +167,13 @@ def test_rows_of_any_lengths_one_after_another_agree_with_float64(library: ctype
     query = torch.randn(rows, 64, 512, generator=generator).to(torch.bfloat16)
     sink = torch.randn(64, generator=generator)
     positions, angles = torch.arange(rows) % 3, torch.randn(3, 64, generator=generator)
-    out = torch.full((rows, 64, 512), torch.nan, dtype=torch.bfloat16)
-    tensors = query, window, index, sink, positions, angles, storage, table, sequence, topk, out
+    one, two = (torch.full((rows, 64, 512), torch.nan, dtype=torch.bfloat16) for _ in range(2))
+    tensors = query, window, index, sink, positions, angles, storage, table, sequence, topk
     factor = ctypes.c_float(512**-0.5 * 1.4426950408889634 * 1024)
-    library.attend(*map(_address, tensors), factor, rows, 133, 90, _BLOCKS // 2, _UNITS, _PER_BLOCK, _OFFSET, 2)
+    sizes = rows, 133, 90, _BLOCKS // 2, _UNITS, _PER_BLOCK, _OFFSET
+    for library, out, multiprocessors in zip(libraries, (one, two), (3, 4), strict=True):
+        library.attend(*map(_address, (*tensors, out)), factor, *sizes, multiprocessors)
+    assert torch.equal(one, two)
     for row in range(rows):
         seen, chosen = index[row, : near[row]].long(), topk[row, : far[row]].long()
         picked = records[table[sequence[row]].long()[chosen // _PER_BLOCK], chosen % _PER_BLOCK]
@@ -167,5 +188,5 @@ def test_rows_of_any_lengths_one_after_another_agree_with_float64(library: ctype
         even, odd, angle = want[:, 448::2].clone(), want[:, 449::2].clone(), angles[positions[row]].double()
         want[:, 448::2] = even * angle[:32] + odd * angle[32:]
         want[:, 449::2] = odd * angle[:32] - even * angle[32:]
-        error = (out[row].double() - want).norm(dim=1)
+        error = (one[row].double() - want).norm(dim=1)
         assert (error <= 1e-2 * want.norm(dim=1)).all()

@@ -8,19 +8,25 @@ from shoal_kernels.ops.sparse_attention.tilelang_parts import DIM, HEADS, TILE
 from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER, INTRINSICS
 
 _PTX, _BODY = (Path(__file__).with_name(name) for name in ("hopper_ptx.cuh", "hopper.cuh"))
-# Queries, two stages of keys, two of weights, barriers and small arrays.
+# For one part: queries, two stages of keys, two of weights, barriers and small arrays. Two parts need less.
 _MEMORY = HEADS * DIM * 2 + 2 * TILE * DIM * 2 + 2 * HEADS * TILE * 2 + 2048
 THREADS = 512
 
 
-def source(frequencies: int, has_entries: bool, cast_out: bool) -> str:
+def parts(rows: int, sms: int) -> int:
+    """Multiprocessors of a row: two where every row gets them. The bits are the same."""
+    return 2 if 2 * rows <= sms else 1
+
+
+def source(frequencies: int, has_entries: bool, cast_out: bool, parts: int) -> str:
     """CUDA text of `shoal_attend`."""
     products = _wgmma("wgmma_scores", 64, "int more", 0) + _wgmma("wgmma_sum", 128, "", 1)
-    return INTRINSICS + _PTX.read_text() + products + body(frequencies, has_entries, cast_out)
+    sizes = f"namespace shoal {{\nconstexpr int PARTS = {parts};\n}}\n"
+    return INTRINSICS + _PTX.read_text() + products + sizes + body(frequencies, has_entries, cast_out)
 
 
 def body(frequencies: int, has_entries: bool, cast_out: bool) -> str:
-    """The part without PTX."""
+    """The part without PTX; `shoal::PARTS` goes before it."""
     sizes = f"FREQUENCIES = {frequencies}, HAS_ENTRIES = {int(has_entries)}, CAST_OUT = {int(cast_out)}"
     return GATHER + FINISH + f"namespace shoal {{\nconstexpr int {sizes};\n}}\n" + _BODY.read_text()
 
@@ -42,23 +48,23 @@ __device__ __forceinline__ void {name}(float* d, unsigned long long a, unsigned 
 
 
 @functools.cache
-def kernel(sms: int, frequencies: int, has_entries: bool, cast_out: bool, arch: str = "sm_90a"):
-    """Compiled for the static sizes; call it with the tensors of `build`."""
+def kernel(sms: int, frequencies: int, has_entries: bool, cast_out: bool, parts: int, arch: str = "sm_90a"):
+    """Compiled for the static sizes; `parts` 2 is for few rows. Call it with the tensors of `build`."""
     import tilelang
     from tvm.target import Target
 
     target = Target({"kind": "cuda", "arch": arch})
     with target:
-        program = build(sms, frequencies, has_entries, cast_out)
+        program = build(sms, frequencies, has_entries, cast_out, parts)
     # No fast math: it flushes subnormals, which the smallest scales of entries are.
     return tilelang.compile(program, target=target, compile_flags=["--fmad=false"])
 
 
-def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
+def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool, parts: int):
     """The program over dynamic numbers of rows, records and blocks."""
     import tilelang.language as T
 
-    text = source(frequencies, has_entries, cast_out)
+    text = source(frequencies, has_entries, cast_out, parts)
     rows, near_width, far_width = T.dynamic("rows, near_width, far_width")
     records, stored, units, sequences, blocks, positions_known = T.dynamic(
         "records, stored, units, sequences, blocks, positions_known"
@@ -83,7 +89,7 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool):
         offset: T.int32,
         stride: T.int32,
     ):
-        with T.Kernel(sms, threads=THREADS, prelude=text):
+        with T.Kernel(sms // parts * parts, threads=THREADS, prelude=text, cluster_dims=(parts, 1, 1) if parts > 1 else None):
             memory = T.alloc_shared((_MEMORY,), u8, scope="shared.dyn")
             T.call_extern(
                 "handle",

@@ -53,7 +53,7 @@ def sparse_attention(
         attend = tilelang_sm100.kernel(frequencies, has_entries, cast_out)
         attend(query, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
     else:
-        attend = hopper.kernel(sms, frequencies, has_entries, cast_out)
+        attend = hopper.kernel(sms, frequencies, has_entries, cast_out, hopper.parts(rows, sms))
         attend(query, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
     return out
 

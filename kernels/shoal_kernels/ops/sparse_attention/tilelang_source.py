@@ -308,9 +308,9 @@ __device__ __forceinline__ void shoal_finish_octet(uint4& v, int dim, const floa
   }
 }
 
-// Accumulators [64, 256] of a warpgroup -> o, rotated back, perhaps cast. `inverse` are the factors of this thread's two
-// heads, `first` is the first of the 256 dims.
-template <bool CAST, int FREQUENCIES>
+// Accumulators [64, COLUMNS] of a warpgroup -> o, rotated back, perhaps cast. `inverse` are the factors of this thread's
+// two heads, `first` is the first of the dims.
+template <bool CAST, int FREQUENCIES, int COLUMNS>
 __device__ __forceinline__ void shoal_finish_as(
     const float* acc, const float* inverse, const float* angles, __nv_bfloat16* out, int first) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quad = lane & 3;
@@ -318,7 +318,7 @@ __device__ __forceinline__ void shoal_finish_as(
   for (int half = 0; half < 2; ++half) {
     int head = warp * 16 + (lane >> 2) + half * 8;
 #pragma unroll
-    for (int group = 0; group < 8; ++group) {
+    for (int group = 0; group < COLUMNS / 32; ++group) {
       unsigned r[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
