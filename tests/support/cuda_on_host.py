@@ -63,17 +63,17 @@ static uint32_t __shfl_sync(unsigned, uint32_t value, int lane) {
 template <class T> static T __shfl_xor_sync(unsigned mask, T value, int by) {
   return bits<T>(__shfl_sync(mask, bits<uint32_t>(value), (threadIdx.x & 31) ^ by));
 }
-static bool __any_sync(unsigned mask, bool mine) {
-  bool result = false;
-  for (int lane = 0; lane < 32; ++lane) result |= __shfl_sync(mask, mine, lane);
-  return result;
-}
 static void __syncwarp() { warps[first_warp + (threadIdx.x >> 5)]->arrive_and_wait(); }
-static uint32_t __ballot_sync(unsigned mask, bool mine) {
+static uint32_t __ballot_sync(unsigned, bool mine) {
+  int warp = first_warp + (threadIdx.x >> 5);
+  slots[first_warp * 32 + threadIdx.x] = mine;
+  warps[warp]->arrive_and_wait();
   uint32_t result = 0;
-  for (int lane = 0; lane < 32; ++lane) result |= __shfl_sync(mask, mine, lane) << lane;
+  for (int lane = 0; lane < 32; ++lane) result |= slots[warp * 32 + lane] << lane;
+  warps[warp]->arrive_and_wait();
   return result;
 }
+static bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
 
 namespace shoal {
 static uint32_t round_bf16(float x) {

@@ -22,8 +22,8 @@ extern "C" void gather(const int* index, int index_width, const int* topk, int t
     unsigned raw[32], gains[8];
     int places[2], near = shoal_count(index, index_width), far = shoal_count(topk, topk_width);
     shoal_places(places, index, topk, table, t, near, far, per_block, units, offset, 288);
-    shoal_load<4>(raw, gains, places, window, storage, 0, t, near);
-    shoal_store<4>(raw, gains, places, window, 0, t, near, left, right);
+    shoal_load(raw, gains, places, window, storage, t, near);
+    shoal_store(raw, gains, places, window, t, near, left, right);
   });
 }
 extern "C" void load_query(const void* query, void* tile, int part) {

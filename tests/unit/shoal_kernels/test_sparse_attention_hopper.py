@@ -75,11 +75,7 @@ template <int COUNT> static void more_registers() {}
 static void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
   const u32 mine[4] = {a, b, c, d}, lane = threadIdx.x & 31;
   for (int matrix = 0; matrix < 4; ++matrix)
-    for (int source = 0; source < 32; ++source) {
-      u32 pair = __shfl_sync(~0u, mine[matrix], source), place = __shfl_sync(~0u, to, matrix * 8 + source / 4);
-      if (lane == 0) *(u32*)(memory_start + place + source % 4 * 4) = pair;
-    }
-  __syncwarp();
+    *(u32*)(memory_start + __shfl_sync(~0u, to, matrix * 8 + lane / 4) + lane % 4 * 4) = mine[matrix];
 }
 static float element(u64 operand, int row, int k, bool transposed) {
   u32 start = (operand & 0x3FFF) * 16, leading = (operand >> 16 & 0x3FFF) * 16, stride = (operand >> 32 & 0x3FFF) * 16;
@@ -137,7 +133,10 @@ _UNITS = _OFFSET + _PER_BLOCK * 288 + 16
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
     """For a row on one and on two multiprocessors."""
-    text = [f"namespace shoal {{ constexpr int PARTS = {parts}; }}" + _PTX + hopper.body(32, True, False) for parts in (1, 2)]
+    text = [
+        f"namespace shoal {{ constexpr int PARTS = {parts}; }}" + _PTX + hopper.body(32, True, False)
+        for parts in (1, 2)
+    ]
     return [compile_for_host(one + _CALL, tmp_path_factory.mktemp("hopper")) for one in text]
 
 
@@ -151,7 +150,7 @@ def _bytes(generator: torch.Generator, low: int, high: int, *shape: int) -> Tens
 
 def test_rows_of_any_lengths_one_after_another_agree_with_float64(libraries: list[ctypes.CDLL]) -> None:
     generator = torch.Generator().manual_seed(3)
-    near, far = [100, 64, 0, 0, 133, 1], [70, 0, 65, 0, 90, 3]
+    near, far = [100, 64, 0, 0, 1], [70, 0, 65, 0, 3]
     rows = len(near)
     window = _bytes(generator, 0, 64, 200, 528) | (_bytes(generator, 0, 2, 200, 528) << 7)
     window[:, 512:] = _bytes(generator, 124, 129, 200, 16)

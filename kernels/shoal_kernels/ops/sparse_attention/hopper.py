@@ -89,7 +89,9 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool, parts: 
         offset: T.int32,
         stride: T.int32,
     ):
-        with T.Kernel(sms // parts * parts, threads=THREADS, prelude=text, cluster_dims=(parts, 1, 1) if parts > 1 else None):
+        with T.Kernel(
+            sms // parts * parts, threads=THREADS, prelude=text, cluster_dims=(parts, 1, 1) if parts > 1 else None
+        ):
             memory = T.alloc_shared((_MEMORY,), u8, scope="shared.dyn")
             T.call_extern(
                 "handle",
