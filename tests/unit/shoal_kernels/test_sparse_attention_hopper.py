@@ -86,11 +86,11 @@ static float element(u64 operand, int row, int k, bool transposed) {
 }
 template <int COLUMNS, bool TRANSPOSED>
 static void multiply(float* d, u64 a, u64 b, int more) {
-  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
   for (int i = 0; i < COLUMNS / 2; ++i) {
     float sum = more ? d[i] : 0.0f;
     for (int k = 0; k < 16; ++k)
-      sum += element(a, row + i % 4 / 2 * 8, k, false) * element(b, i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, k, TRANSPOSED);
+      sum += element(a, row + i % 4 / 2 * 8, k, false) * element(b, i / 4 * 8 + quad * 2 + i % 2, k, TRANSPOSED);
     d[i] = sum;
   }
 }

@@ -40,6 +40,9 @@ struct Turn {
 #ifndef FENCE_READER
 #define FENCE_READER 0
 #endif
+#ifndef PREFETCH
+#define PREFETCH 0
+#endif
 __device__ __forceinline__ void fence_writer() { if (!FENCE_READER) fence_async(); }
 __device__ __forceinline__ void fence_reader() { if (FENCE_READER) fence_async(); }
 
@@ -60,28 +63,32 @@ struct Lists {
 
 // The tiles of this multiprocessor's rows, one after another.
 struct Cursor {
-  int row, t, near, far, near_tiles, tiles, near_tail, far_tail;
+  int row, t, near, far, near_tiles, tiles, sequence, near_tail, far_tail, next_sequence;
 
-  __device__ __forceinline__ void ask_tails(const Lists& lists, int of) {
+  __device__ __forceinline__ void ask_next(const Lists& lists, int of) {
     near_tail = far_tail = -1;
     if (of < lists.rows) {
       near_tail = __ldg(lists.window_index + (int64_t)(of + 1) * lists.near_width - 1);
-      if (HAS_ENTRIES) far_tail = __ldg(lists.topk + (int64_t)(of + 1) * lists.far_width - 1);
+      if (HAS_ENTRIES) {
+        far_tail = __ldg(lists.topk + (int64_t)(of + 1) * lists.far_width - 1);
+        next_sequence = __ldg(lists.row_seq + of);
+      }
     }
   }
-  // Lists are usually full: their last entries tell, which were asked for a row before.
+  // Lists are usually full: their last entries tell, which were asked for a row before, as its sequence.
   __device__ __forceinline__ void open(const Lists& lists) {
     t = 0;
     if (row >= lists.rows) return;
     near = near_tail >= 0 ? lists.near_width
                           : shoal_count(lists.window_index + (int64_t)row * lists.near_width, lists.near_width);
     far = 0;
+    sequence = next_sequence;
     if (HAS_ENTRIES)
       far = far_tail >= 0 ? lists.far_width
                           : shoal_count(lists.topk + (int64_t)row * lists.far_width, lists.far_width);
     near_tiles = (near + 63) >> 6;
     tiles = max(near_tiles + ((far + 63) >> 6), 1);  // an empty list has one tile of no keys
-    ask_tails(lists, row + lists.step);
+    ask_next(lists, row + lists.step);
   }
   __device__ __forceinline__ void next(const Lists& lists) {
     if (++t < tiles) return;
@@ -91,7 +98,7 @@ struct Cursor {
 };
 
 // What is known of a tile before its bytes: where both keys of this thread are, -1 past the end of the list. That is the
-// number of a window record, or of an entry (with the row in rest[0]), then its block and the place there.
+// number of a window record, or of an entry (with the sequence in rest[0]), then its block and the place there.
 struct Ahead {
   int at[2], rest[2], tile;
 
@@ -108,12 +115,12 @@ struct Ahead {
 #pragma unroll
     for (int g = 0; g < 2; ++g)
       if (key + g * 8 < count) at[g] = __ldg(list + first + key + g * 8);
-    rest[0] = cursor.row;
+    rest[0] = cursor.sequence;
     cursor.next(lists);
   }
   __device__ __forceinline__ void ask_blocks(const Lists& lists) {
     if (!HAS_ENTRIES || tile & (NEAR | END)) return;
-    const int* table = lists.table + (int64_t)__ldg(lists.row_seq + rest[0]) * lists.blocks;
+    const int* table = lists.table + (int64_t)rest[0] * lists.blocks;
 #pragma unroll
     for (int g = 0; g < 2; ++g)
       if (at[g] >= 0) {
@@ -121,6 +128,16 @@ struct Ahead {
         rest[g] = lists.offset + (at[g] - number * lists.per_block) * lists.stride;
         at[g] = __ldg(table + number);
       }
+  }
+  __device__ __forceinline__ void prefetch(const Lists& lists) const {
+    const int quarter = (threadIdx.x & 31) >> 3;
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      const unsigned char* at_record = record(lists, g);
+      // A record of 288 bytes lies in three or four lines, one of 528 in five.
+      ask(at_record + (quarter < 3 ? quarter * 96 : 287));
+      if (tile & NEAR && quarter) ask(at_record + 239 + quarter * 96);
+    }
   }
   // Any valid address for a key that is not there.
   __device__ __forceinline__ const unsigned char* record(const Lists& lists, int g) const {
@@ -215,7 +232,7 @@ __device__ __forceinline__ void gather(const Lists& lists, int part, unsigned ch
   const u32 keys = address_of(memory + KEYS) + key * 128;
   Cursor cursor;
   cursor.row = lists.first;
-  cursor.ask_tails(lists, cursor.row);
+  cursor.ask_next(lists, cursor.row);
   cursor.open(lists);
   Ahead next, later, beyond;
   next.ask_numbers(lists, cursor, key);
@@ -223,6 +240,12 @@ __device__ __forceinline__ void gather(const Lists& lists, int part, unsigned ch
   beyond.ask_numbers(lists, cursor, key);
   next.ask_blocks(lists);
   later.ask_blocks(lists);
+#if PREFETCH
+  Ahead soon = later;
+  later = beyond;
+  later.ask_blocks(lists);
+  beyond.ask_numbers(lists, cursor, key);
+#endif
   Unit unit;
   unit.part = part;
   unit.aim(lists, next, 0);
@@ -235,7 +258,13 @@ __device__ __forceinline__ void gather(const Lists& lists, int part, unsigned ch
     const int now = next.tile;
     const bool exists[2] = {next.at[0] >= 0, next.at[1] >= 0};
     if (PARTS == 1 && now & NEAR) unit.aim(lists, next, 1);
+#if PREFETCH
+    next = soon;
+    soon = later;
+    soon.prefetch(lists);
+#else
     next = later;
+#endif
     later = beyond;
     later.ask_blocks(lists);
     beyond.ask_numbers(lists, cursor, key);
@@ -382,7 +411,7 @@ struct Scorer {
         if (is_last) small.total[stage][head + half * 8] = total[half];
       }
     }
-    fence_async();
+    fence_writer();
     arrive(small.p_ready[stage]);
     weight_turn.next();
   }
