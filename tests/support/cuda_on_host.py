@@ -27,7 +27,6 @@ static int2 make_int2(int x, int y) { return {x, y}; }
 using std::min;
 struct uint4 { uint32_t x, y, z, w; };
 struct float4 { float x, y, z, w; };
-static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct float2 { float x, y; };
 typedef uint16_t __nv_bfloat16;
 static thread_local int first_warp;  // of the block

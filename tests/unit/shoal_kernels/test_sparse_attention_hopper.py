@@ -60,14 +60,16 @@ static void wait(u64& barrier, u32 parity) {
   changed.wait(lock, [&] { return ((Barrier*)&barrier)->phase != parity; });
 }
 static void fence_async() {}
-static void consumers_sync() { scoring[blockIdx.x % shoal::PARTS]->arrive_and_wait(); }
+static void warpgroup_sync() { scoring[blockIdx.x % shoal::PARTS]->arrive_and_wait(); }
 static void wgmma_fence() {}
+static void wgmma_commit() {}
 static void wgmma_done() {}
 static uint4 load16(const void* from) { return *(const uint4*)from; }
 static u32 load2(const void* from) { return *(const uint16_t*)from; }
 static void store16(u32 to, uint4 v) { *(uint4*)(memory_start + to) = v; }
 static void copy16(u32 to, const void* from) { *(uint4*)(memory_start + to) = *(const uint4*)from; }
 static void copies_done() {}
+static void hide(int&) {}
 template <int COUNT> static void fewer_registers() {}
 template <int COUNT> static void more_registers() {}
 static void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
@@ -92,7 +94,7 @@ static void multiply(float* d, u64 a, u64 b, int more) {
     d[i] = sum;
   }
 }
-static void wgmma_scores(float* s, u64 a, u64 b, int more) { multiply<32, false>(s, a, b, more); }
+static void wgmma_scores(float* s, u64 a, u64 b, int more) { multiply<64, false>(s, a, b, more); }
 static void wgmma_sum(float* acc, u64 a, u64 b) { multiply<128, true>(acc, a, b, 1); }
 }  // namespace shoal
 using shoal::wgmma_scores;
@@ -109,7 +111,7 @@ extern "C" void attend(
   static_assert(sizeof(shoal::Small) <= 2048);
   gridDim.x = multiprocessors;
   for (int first = 0; first < multiprocessors; first += shoal::PARTS) {
-    std::barrier<> all(512 * shoal::PARTS), four(256), other(256);
+    std::barrier<> all(512 * shoal::PARTS), four(128), other(128);
     everyone = &all;
     shoal::scoring[0] = &four;
     shoal::scoring[1] = &other;

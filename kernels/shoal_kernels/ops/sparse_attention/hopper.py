@@ -8,8 +8,8 @@ from shoal_kernels.ops.sparse_attention.tilelang_parts import DIM, HEADS, TILE
 from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER, INTRINSICS
 
 _PTX, _BODY = (Path(__file__).with_name(name) for name in ("hopper_ptx.cuh", "hopper.cuh"))
-# Queries, two stages of keys, weights, half of the scores, barriers and small arrays. Two parts need less.
-_MEMORY = HEADS * DIM * 2 + 2 * TILE * DIM * 2 + HEADS * TILE * 6 + 2048
+# For one part: queries, two stages of keys, two of weights, barriers and small arrays. Two parts need less.
+_MEMORY = HEADS * DIM * 2 + 2 * TILE * DIM * 2 + 2 * HEADS * TILE * 2 + 2048
 THREADS = 512
 
 
@@ -20,7 +20,7 @@ def parts(rows: int, sms: int) -> int:
 
 def source(frequencies: int, has_entries: bool, cast_out: bool, parts: int) -> str:
     """CUDA text of `shoal_attend`."""
-    products = _wgmma("wgmma_scores", 32, "int more", 0) + _wgmma("wgmma_sum", 128, "", 1)
+    products = _wgmma("wgmma_scores", 64, "int more", 0) + _wgmma("wgmma_sum", 128, "", 1)
     sizes = f"namespace shoal {{\nconstexpr int PARTS = {parts};\n}}\n"
     return INTRINSICS + _PTX.read_text() + products + sizes + body(frequencies, has_entries, cast_out)
 
@@ -37,9 +37,8 @@ def _wgmma(name: str, columns: int, more: str, transposed: int) -> str:
     results = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     keep = f"%{count + 2}" if more else "1"
-    parameters = ", ".join(("float* d", "unsigned long long a", "unsigned long long b", *([more] if more else [])))
     return f"""
-__device__ __forceinline__ void {name}({parameters}) {{
+__device__ __forceinline__ void {name}(float* d, unsigned long long a, unsigned long long b{", " + more if more else ""}) {{
   asm volatile(
       "{{.reg .pred p; setp.ne.b32 p, {keep}, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
       "{{{results}}}, %{count}, %{count + 1}, p, 1, 1, 0, {transposed};}}"
