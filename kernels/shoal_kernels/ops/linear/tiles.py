@@ -16,24 +16,29 @@ _TILES = (16, 48, 96, 128, 160, 192, 256)
 # weights, a launch, and what a block of a cluster adds to its steps.
 _STEP, _STEP_ROW, _STEP_LEAST = {True: 200e-9, False: 260e-9}, {True: 2.25e-9, False: 1.2e-9}, 300e-9
 _LAUNCH, _CLUSTER = 3e-6, 4e-6
-PITCH = TILE_COLUMNS + 4
-"""Floats between the rows of partial sums in shared memory: warps write columns of them without bank conflicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One compiled shape.
 
-    rows    rows of a tile
-    step    K of one pipeline stage
-    stages  pipeline stages
-    split   1: one block computes all segments; else one each of a cluster of as many, which adds their sums
+    rows     rows of a tile
+    columns  outputs of a tile: 64 of each consuming warpgroup
+    step     K of one pipeline stage
+    stages   pipeline stages
+    split    1: one block computes all segments; else one each of a cluster of as many, which adds their sums
     """
 
     rows: int
+    columns: int
     step: int
     stages: int
     split: int
+
+    @property
+    def parked(self) -> bool:
+        """Whether a block that computes all segments keeps the sums of earlier ones in memory, not in registers."""
+        return self.rows > (192 if self.columns == 128 else 64)
 
 
 @cache
@@ -46,18 +51,16 @@ def choose(rows: int, width: int, depth: int, segments: int, quantised: bool) ->
         step = max(_STEP_LEAST, _STEP[quantised] + _STEP_ROW[quantised] * tile)
         return _LAUNCH + rounds * (steps / split * step + (_CLUSTER if split > 1 else 0))
 
-    # What registers and shared memory hold: the sums of a segment, and of those before or of the cluster.
-    whole = 256 if quantised and segments == 1 else 192
-    most = {segments: 96, 1: whole}
+    most = {segments: 96, 1: 256 if quantised else 192}
     choices = [(tile, split) for split, largest in most.items() for tile in _TILES if tile <= largest]
     return plan(*min(choices, key=lambda choice: seconds(*choice)), quantised)
 
 
-def plan(tile: int, split: int, quantised: bool) -> Plan:
+def plan(tile: int, split: int, quantised: bool, columns: int = TILE_COLUMNS) -> Plan:
     """The plan of a tile size. Steps are as deep as leaves four stages: each costs a fixed number of instructions."""
-    fixed = 18 * 1024 + (tile * PITCH * 4 if split > 1 else 2 * min(tile, 128) * 128)
-    for step, stages in ((128, 4), (64, 8), (64, 4)):
-        weight_bytes = TILE_COLUMNS * step * (1 if quantised else 2)
+    fixed = columns * 136 + 1024 + (tile * (columns + 4) * 4 if split > 1 else columns * min(tile, 128) * 2)
+    for step, stages in ((128, 4), (64, 8), (64, 6), (64, 4), (64, 3)):
+        weight_bytes = columns * step * (1 if quantised else 2)
         if (quantised or step == 64) and fixed + stages * (weight_bytes + tile * step * 2) <= _SHARED_BYTES:
             break
-    return Plan(tile, step, stages, split)
+    return Plan(tile, columns, step, stages, split)
