@@ -77,8 +77,8 @@ __device__ __forceinline__ void shoal_store_transposed(const float* sums, int pa
   }
 }
 
-// Sums of earlier segments, where registers hold one segment's only: each of THREADS threads keeps its own in `scratch`,
-// the block's float32 [THREADS * ROWS / 2]. They are added in the order of the segments.
+// Sums of earlier segments, where registers hold one segment's only: each of THREADS threads keeps its own in
+// `scratch`, the block's float32 [THREADS * ROWS / 2]. They are added in the order of the segments.
 template <int ROWS, int THREADS>
 __device__ __forceinline__ void shoal_park(float* sums, float* scratch, bool first, bool last) {
   float4* place = reinterpret_cast<float4*>(scratch) + threadIdx.x;
@@ -156,10 +156,15 @@ WGMMA_SOURCE = r"""
 #include <tl_templates/cuda/instruction/wgmma.h>
 #include <tl_templates/cuda/intrin.h>
 
-// The descriptor of a tile with rows of 128 bytes and the 128-byte swizzle, `offset` 16-byte units into them.
-__device__ __forceinline__ uint64_t shoal_descriptor(const void* tile, int offset) {
-  const unsigned low = ((static_cast<unsigned>(__cvta_generic_to_shared(tile)) >> 4) & 0x3fff) + offset;
-  return uint64_t(0x40000040u) << 32 | (low | 0x10000u);
+// The lower word of the descriptor of a tile with rows of 128 bytes and the 128-byte swizzle: the same in all lanes, and
+// the shuffle tells the compiler so, which then keeps it and its sums with constants in uniform registers.
+__device__ __forceinline__ unsigned shoal_place(const void* tile) {
+  const unsigned place = (static_cast<unsigned>(__cvta_generic_to_shared(tile)) >> 4 & 0x3fff) | 0x10000u;
+  return __shfl_sync(0xffffffffu, place, 0);
+}
+// The descriptor `offset` 16-byte units into the tile.
+__device__ __forceinline__ uint64_t shoal_descriptor(unsigned place, int offset) {
+  return uint64_t(0x40000040u) << 32 | (place + offset);
 }
 
 // wgmma with its A operand in registers holds its warps until it is nearly done. Left alone, the warpgroups would
@@ -183,6 +188,7 @@ __device__ __forceinline__ void shoal_first_turn() {
 template <int ROWS, int STEP, int WARPGROUPS>
 __device__ __forceinline__ void shoal_multiply(void* fragment, const void* x, float* sums) {
   unsigned* operand = static_cast<unsigned*>(fragment);
+  const unsigned place = shoal_place(x);
   shoal_take_turn<WARPGROUPS>();
   tl::warpgroup_fence_operand(operand, STEP / 4);
   tl::warpgroup_fence_operand(sums, ROWS / 2);
@@ -190,7 +196,7 @@ __device__ __forceinline__ void shoal_multiply(void* fragment, const void* x, fl
 #pragma unroll
   for (int k = 0; k < STEP / 16; ++k)
     tl::wgmma_rs<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, ROWS, 16, false, false>(
-        operand + k * 4, shoal_descriptor(x, k / 4 * ROWS * 8 + k % 4 * 2), reinterpret_cast<uint32_t*>(sums), true);
+        operand + k * 4, shoal_descriptor(place, k / 4 * ROWS * 8 + k % 4 * 2), reinterpret_cast<uint32_t*>(sums), true);
   tl::warpgroup_commit_batch();
   shoal_pass_turn<WARPGROUPS>();
   tl::warpgroup_fence_operand(sums, ROWS / 2);
@@ -200,12 +206,13 @@ __device__ __forceinline__ void shoal_multiply(void* fragment, const void* x, fl
 // The same with the weight tile [64, 64] of bfloat16 in shared memory.
 template <int ROWS>
 __device__ __forceinline__ void shoal_multiply_shared(const void* weight, const void* x, float* sums) {
+  const unsigned left = shoal_place(weight), right = shoal_place(x);
   tl::warpgroup_fence_operand(sums, ROWS / 2);
   tl::warpgroup_arrive();
 #pragma unroll
   for (int k = 0; k < 4; ++k)
     tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, ROWS, 16, false, false>(
-        shoal_descriptor(weight, k * 2), shoal_descriptor(x, k * 2), reinterpret_cast<uint32_t*>(sums), true);
+        shoal_descriptor(left, k * 2), shoal_descriptor(right, k * 2), reinterpret_cast<uint32_t*>(sums), true);
   tl::warpgroup_commit_batch();
   tl::warpgroup_fence_operand(sums, ROWS / 2);
 }

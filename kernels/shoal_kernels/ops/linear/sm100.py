@@ -62,8 +62,8 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             count = (bz + 1) * units // plan.split * (UNIT // STEP) - first
             if quantised:
                 T.call_extern(
-                    "handle", "shoal_factors<4, 384>", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch, by * 4,
-                    scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, tx,
+                    "handle", "shoal_factors<4, 384>", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch,
+                    by * 4, scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, tx,
                 )  # fmt: skip
                 T.sync_threads()
             if tx >= 128 and tx < 160:
