@@ -10,7 +10,7 @@ TILE_COLUMNS = 128
 MOST_DEPTH = 16384
 """K that the scales of one tile have room for."""
 MULTIPROCESSORS = 132
-_SHARED_BYTES = 220 * 1024
+_SHARED_BYTES = 226 * 1024
 _TILES = (16, 48, 96, 128, 160, 192, 256)
 # Seconds on an H200, fitted to measurements: a step of 64 of K and a row of the tile in it, for FP8 and for bfloat16
 # weights, a launch, and what a block of a cluster adds to its steps.
@@ -40,6 +40,11 @@ class Plan:
         """Whether a block that computes all segments keeps the sums of earlier ones in memory, not in registers."""
         return self.rows > (192 if self.columns == 128 else 64)
 
+    @property
+    def turns(self) -> bool:
+        """Whether warpgroups multiply in turns: where a product takes longer than to decode its operand."""
+        return self.rows >= 96
+
 
 @cache
 def choose(rows: int, width: int, depth: int, segments: int, quantised: bool) -> Plan:
@@ -57,10 +62,14 @@ def choose(rows: int, width: int, depth: int, segments: int, quantised: bool) ->
 
 
 def plan(tile: int, split: int, quantised: bool, columns: int = TILE_COLUMNS) -> Plan:
-    """The plan of a tile size. Steps are as deep as leaves four stages: each costs a fixed number of instructions."""
-    fixed = columns * 136 + 1024 + (tile * (columns + 4) * 4 if split > 1 else columns * min(tile, 128) * 2)
-    for step, stages in ((128, 4), (64, 8), (64, 6), (64, 4), (64, 3)):
-        weight_bytes = columns * step * (1 if quantised else 2)
-        if (quantised or step == 64) and fixed + stages * (weight_bytes + tile * step * 2) <= _SHARED_BYTES:
+    """The plan of a tile size: steps as deep as leaves four stages, and as many stages as there is room for.
+
+    A stage is given back about two steps after its bytes are there, so few stages would wait for memory.
+    """
+    fixed = columns * 128 + 2048 + (columns * (tile if tile <= 128 else tile // 2) * 2 if split == 1 else 0)
+    for step in (128, 64):
+        stage = columns * step * (1 if quantised else 2) + tile * step * 2
+        stages = min(8 * 128 // step, (_SHARED_BYTES - fixed) // stage)
+        if (quantised or step == 64) and stages >= 4:
             break
     return Plan(tile, columns, step, stages, split)
