@@ -5,9 +5,9 @@ SOURCE = r"""
 // of the magnitude lie over the lowest exponent bits and the highest mantissa bits: that is the value times 2^-120,
 // subnormals included, and the product is exact.
 // The permutation puts a byte of the sign above each byte, so that one shift and one mask are left.
-__device__ __forceinline__ unsigned shoal_decode_pair(unsigned short pair, unsigned factor) {
+__device__ __forceinline__ unsigned shoal_decode_pair(unsigned pair, unsigned factor) {
   unsigned spread, value;
-  asm("prmt.b32 %0, %1, 0, 0x9180;" : "=r"(spread) : "r"(unsigned(pair)));
+  asm("prmt.b32 %0, %1, 0, 0x9180;" : "=r"(spread) : "r"(pair));
   const unsigned bits = spread * 16 & 0x87f087f0u;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(value) : "r"(bits), "r"(factor));
   return value;
@@ -16,7 +16,7 @@ __device__ __forceinline__ unsigned shoal_decode_pair(unsigned short pair, unsig
 // A warpgroup's e4m3 tile [64, STEP] in shared memory, swizzled as the copy engine wrote it, to the places of the A
 // operand of wgmma: per 16 of K rows g and g + 8, columns 2q, 2q + 1 and 2q + 8, 2q + 9 for lane 4g + q. Two bytes each.
 template <int STEP>
-__device__ __forceinline__ void shoal_load_codes(const unsigned char* tile, unsigned short* codes) {
+__device__ __forceinline__ void shoal_load_codes(const unsigned char* tile, unsigned* codes) {
   const int lane = threadIdx.x & 31, row = ((threadIdx.x >> 5) & 3) * 16 + lane / 4;
   const int phase = STEP == 64 ? (row >> 1) & 3 : row & 7;
   const int base = row * STEP + phase * 16 + (lane & 3) * 2;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void shoal_load_codes(const unsigned char* tile, unsi
 
 // The operand itself. factors: one per 32 of K.
 template <int STEP>
-__device__ __forceinline__ void shoal_decode(const unsigned short* codes, const unsigned* factors, unsigned* operand) {
+__device__ __forceinline__ void shoal_decode(const unsigned* codes, const unsigned* factors, unsigned* operand) {
 #pragma unroll
   for (int i = 0; i < STEP / 4; ++i) operand[i] = shoal_decode_pair(codes[i], factors[i / 8]);
 }
@@ -199,8 +199,7 @@ __device__ __forceinline__ void shoal_tile(const void* weight, const void* x, co
   const unsigned char* inputs = static_cast<const unsigned char*>(x);
   int slot = base % STAGES, ahead = slot;
   unsigned ahead_phase = base / STAGES & 1;
-  unsigned short codes[STEP / 4];
-  unsigned operand[STEP / 4];
+  unsigned codes[STEP / 4], operand[STEP / 4];
   // Waits for the step after those already here.
   auto arrive = [&] {
     full[ahead].wait(ahead_phase);
