@@ -168,9 +168,8 @@ __device__ __forceinline__ uint64_t shoal_descriptor(unsigned place, int offset)
   return uint64_t(0x40000040u) << 32 | (place + offset);
 }
 
-// wgmma with its A operand in registers holds its warps until it is nearly done. Left alone, the warpgroups would
-// multiply together and then decode together; so they take turns (named barriers from 2 on), and one multiplies while
-// the others decode. Before the first turn the last warpgroup passes it to the first.
+// Left alone, the warpgroups would multiply together and then decode together, so they take turns at starting a product
+// (named barriers from 2 on). Before the first turn the last warpgroup passes it to the first.
 __device__ __forceinline__ void shoal_take_turn() {
   asm volatile("bar.sync %0, 256;" ::"r"(2 + threadIdx.x / 128) : "memory");
 }
@@ -186,83 +185,87 @@ __device__ __forceinline__ void shoal_first_turn() {
 // One warpgroup's part of a tile: sums [64, ROWS] (the weight's columns of this warpgroup, rows of x), over `count`
 // steps of the pipeline of which the first is step `base`, in `segments` of UNIT that are added in their order: in
 // `total`, or in `scratch` (PARKED). Without segments `sums` is the result. A stage of x is panels [ROWS, 64].
-// While the product of a step runs, the codes of the next are in registers and wait for the operand's.
+// While the product of a step runs, the operand of the next is made, of codes that were read a step before.
 template <int ROWS, int COLUMNS, int STEP, int STAGES, int UNIT, bool QUANTISED, bool TURNS, bool SUMMED, bool PARKED,
           typename Bar>
 __device__ __forceinline__ void shoal_tile(const void* weight, const void* x, const unsigned* factors, Bar* full,
                                            Bar* empty, float* sums, float* total, float* scratch, int base, int count,
                                            int segments) {
+  using tl::DataType;
   constexpr int WEIGHT_BYTES = COLUMNS * STEP * (QUANTISED ? 1 : 2), X_BYTES = ROWS * STEP * 2;
-  constexpr int WARPGROUPS = COLUMNS / 64;
+  constexpr int WARPGROUPS = COLUMNS / 64, OPERAND = QUANTISED ? STEP / 4 : 1;
   const int warpgroup = threadIdx.x / 128;
   const unsigned char* weights = static_cast<const unsigned char*>(weight) + warpgroup * (WEIGHT_BYTES / WARPGROUPS);
   const unsigned char* inputs = static_cast<const unsigned char*>(x);
-  int slot = base % STAGES, ahead = slot;
+  int step = 0, slot = base % STAGES, ahead = slot;
   unsigned ahead_phase = base / STAGES & 1;
-  unsigned codes[STEP / 4], operand[STEP / 4];
+  unsigned codes[OPERAND], even[OPERAND], odd[OPERAND];
   // Waits for the step after those already here.
   auto arrive = [&] {
     full[ahead].wait(ahead_phase);
-    if (QUANTISED) shoal_load_codes<STEP>(weights + ahead * WEIGHT_BYTES, codes);
+    if constexpr (QUANTISED) shoal_load_codes<STEP>(weights + ahead * WEIGHT_BYTES, codes);
     if (++ahead == STAGES) ahead = 0, ahead_phase ^= 1;
   };
-  if (QUANTISED) {
+  auto release = [&](int done) {
+    if (threadIdx.x % 32 == 0) empty[done].arrive();
+  };
+  auto multiply = [&](unsigned* now, unsigned* next) {
+    if constexpr (!QUANTISED) arrive();
+    const unsigned right = shoal_place(inputs + slot * X_BYTES);
+    if constexpr (QUANTISED && TURNS) shoal_take_turn();
+    if constexpr (QUANTISED) tl::warpgroup_fence_operand(now, STEP / 4);
+    tl::warpgroup_fence_operand(sums, ROWS / 2);
+    tl::warpgroup_arrive();
+    uint32_t* out = reinterpret_cast<uint32_t*>(sums);
+    if constexpr (QUANTISED) {
+#pragma unroll
+      for (int k = 0; k < STEP / 16; ++k)
+        tl::wgmma_rs<DataType::kBFloat16, DataType::kBFloat16, DataType::kFloat32, 64, ROWS, 16, false, false>(
+            now + k * 4, shoal_descriptor(right, k / 4 * ROWS * 8 + k % 4 * 2), out, true);
+    } else {
+      const unsigned left = shoal_place(weights + slot * WEIGHT_BYTES);
+#pragma unroll
+      for (int k = 0; k < STEP / 16; ++k)
+        tl::wgmma_ss<DataType::kBFloat16, DataType::kBFloat16, DataType::kFloat32, 64, ROWS, 16, false, false>(
+            shoal_descriptor(left, k * 2), shoal_descriptor(right, k * 2), out, true);
+    }
+    tl::warpgroup_commit_batch();
+    if constexpr (QUANTISED && TURNS) shoal_pass_turn<WARPGROUPS>();
+    tl::warpgroup_fence_operand(sums, ROWS / 2);
+    if constexpr (QUANTISED) tl::warpgroup_fence_operand(now, STEP / 4);
+    // The product of the step before is done.
+    tl::wait_wgmma<1>();
+    if (step > 0) release(slot == 0 ? STAGES - 1 : slot - 1);
+    if constexpr (QUANTISED) {
+      if (step + 1 < count) shoal_decode<STEP>(codes, factors + (step + 1) * (STEP / 32), next);
+      if (step + 2 < count) arrive();
+    }
+    ++step;
+    if (++slot == STAGES) slot = 0;
+  };
+  if constexpr (QUANTISED) {
     arrive();
-    shoal_decode<STEP>(codes, factors, operand);
-    if (count > 1) arrive();
+    shoal_decode<STEP>(codes, factors, even);
+    arrive();
   }
   const int units = count / (UNIT / STEP);
-  int step = 0;
   for (int segment = 0; segment < segments; ++segment) {
     const int stop = SUMMED || PARKED ? (segment + 1) * units / segments * (UNIT / STEP) : count;
 #pragma unroll
     for (int i = 0; i < ROWS / 2; ++i) sums[i] = 0.f;
-    for (; step < stop; ++step) {
-      if (!QUANTISED) arrive();
-      const unsigned right = shoal_place(inputs + slot * X_BYTES);
-      const unsigned left = QUANTISED ? 0 : shoal_place(weights + slot * WEIGHT_BYTES);
-      if (QUANTISED && TURNS) shoal_take_turn();
-      if (QUANTISED) tl::warpgroup_fence_operand(operand, STEP / 4);
-      tl::warpgroup_fence_operand(sums, ROWS / 2);
-      tl::warpgroup_arrive();
-#pragma unroll
-      for (int k = 0; k < STEP / 16; ++k) {
-        using tl::DataType;
-        const uint64_t place = shoal_descriptor(right, k / 4 * ROWS * 8 + k % 4 * 2);
-        uint32_t* out = reinterpret_cast<uint32_t*>(sums);
-        // The last of these starts when those before it are nearly done.
-        if (QUANTISED && TURNS && k == STEP / 16 - 1) shoal_pass_turn<WARPGROUPS>();
-        if constexpr (QUANTISED)
-          tl::wgmma_rs<DataType::kBFloat16, DataType::kBFloat16, DataType::kFloat32, 64, ROWS, 16, false, false>(
-              operand + k * 4, place, out, true);
-        else
-          tl::wgmma_ss<DataType::kBFloat16, DataType::kBFloat16, DataType::kFloat32, 64, ROWS, 16, false, false>(
-              shoal_descriptor(left, k * 2), place, out, true);
-      }
-      tl::warpgroup_commit_batch();
-      tl::warpgroup_fence_operand(sums, ROWS / 2);
-      if (QUANTISED) {
-        tl::wait_wgmma<0>();
-        tl::warpgroup_fence_operand(operand, STEP / 4);
-        if (threadIdx.x % 32 == 0) empty[slot].arrive();
-        if (step + 1 < count) shoal_decode<STEP>(codes, factors + (step + 1) * (STEP / 32), operand);
-        if (step + 2 < count) arrive();
-      } else {
-        // The product of the step before is done when this one runs.
-        tl::wait_wgmma<1>();
-        if (step > 0 && threadIdx.x % 32 == 0) empty[slot == 0 ? STAGES - 1 : slot - 1].arrive();
-      }
-      if (++slot == STAGES) slot = 0;
+    while (step < stop) {
+      multiply(even, odd);
+      multiply(odd, even);
     }
-    if (!QUANTISED) tl::wait_wgmma<0>();
+    tl::wait_wgmma<0>();
     tl::warpgroup_fence_operand(sums, ROWS / 2);
-    if (SUMMED) {
+    if constexpr (SUMMED) {
 #pragma unroll
       for (int i = 0; i < ROWS / 2; ++i) total[i] = segment == 0 ? sums[i] : total[i] + sums[i];
     }
-    if (PARKED) shoal_park<ROWS, COLUMNS * 2>(sums, scratch, segment == 0, segment == segments - 1);
+    if constexpr (PARKED) shoal_park<ROWS, COLUMNS * 2>(sums, scratch, segment == 0, segment == segments - 1);
   }
-  if (!QUANTISED && threadIdx.x % 32 == 0) empty[slot == 0 ? STAGES - 1 : slot - 1].arrive();
+  release(slot == 0 ? STAGES - 1 : slot - 1);
 }
 
 // Sums of a warpgroup [64 outputs, ROWS rows] to float32 [ROWS, COLUMNS + 4] in shared memory: no bank conflicts.

@@ -56,6 +56,8 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             if quantised:
                 T.annotate_layout({stored: make_swizzled_layout(stored)})
             T.import_source(SOURCE)
+            # Clusters are launched before the kernel ahead of them is done.
+            T.pdl_sync()
             tx = T.get_thread_binding()
             units = T.ceildiv(depth, UNIT)
             first = bz * units // plan.split * (UNIT // STEP)
