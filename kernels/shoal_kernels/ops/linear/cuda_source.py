@@ -157,8 +157,8 @@ WGMMA_SOURCE = r"""
 #include <tl_templates/cuda/intrin.h>
 #include <tl_templates/cuda/barrier.h>
 
-// The lower word of the descriptor of a tile with rows of 128 bytes and the 128-byte swizzle: the same in all lanes, and
-// the shuffle tells the compiler so, which then keeps it and its sums with constants in uniform registers.
+// The lower word of the descriptor of a tile with rows of 128 bytes and the 128-byte swizzle: the same in all lanes,
+// and the shuffle tells the compiler so, which then keeps it and its sums with constants in uniform registers.
 __device__ __forceinline__ unsigned shoal_place(const void* tile) {
   const unsigned place = (static_cast<unsigned>(__cvta_generic_to_shared(tile)) >> 4 & 0x3fff) | 0x10000u;
   return __shfl_sync(0xffffffffu, place, 0);
