@@ -11,7 +11,7 @@ Annotations are evaluated when the kernel is built, so this file does not postpo
 
 from shoal_kernels.ops.linear.cuda_source import SOURCE, WGMMA_SOURCE
 from shoal_kernels.ops.linear.segments import UNIT
-from shoal_kernels.ops.linear.tiles import MOST_DEPTH, MULTIPROCESSORS, Plan
+from shoal_kernels.ops.linear.tiles import MOST_DEPTH, MULTIPROCESSORS, TILE_COLUMNS, Plan
 
 
 def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
@@ -22,10 +22,9 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     import tilelang.language as T
     from tilelang.layout import make_swizzled_layout
 
-    R, COLUMNS, STEP, STAGES = plan.rows, plan.columns, plan.step, plan.stages
-    # Consumers, 64 columns each, and the warpgroup that brings tiles after them.
+    R, COLUMNS, STEP, STAGES = plan.rows, TILE_COLUMNS, plan.step, plan.stages
+    # Threads that multiply, 64 columns a warpgroup; the warpgroup that brings tiles comes after them.
     WARPGROUPS, CONSUMERS = COLUMNS // 64, COLUMNS * 2
-    producer_registers, consumer_registers = {2: (40, 232), 3: (32, 160), 4: (32, 112)}[WARPGROUPS]
     segmented = plan.split == 1 and segmented
     parked = segmented and plan.parked
     summed = segmented and not parked
@@ -34,16 +33,52 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     rows, width, depth, x_width, x_stride = (T.dynamic(n) for n in ("rows", "width", "depth", "x_width", "x_stride"))
     scale_rows, scale_columns = T.dynamic("scale_rows"), T.dynamic("scale_columns")
     scratch_size = T.dynamic("scratch_size")
-    fragment = T.Fragment(
-        (COLUMNS, R),
-        forward_fn=lambda i, j: (i // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2),
-    )
-    flags = (quantised, plan.turns, summed, parked)
-    variant = ", ".join(str(value).lower() for value in (R, COLUMNS, STEP, STAGES, UNIT, *flags))
+    fragment = {
+        n: T.Fragment(
+            (COLUMNS, n),
+            forward_fn=lambda i, j: (i // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2),
+        )
+        for n in {R, STEP}
+    }
 
     def blocks(tile_count):
         """Blocks take tiles in turns; those of a cluster have one tile."""
         return T.min(tile_count, MULTIPROCESSORS) if plan.split == 1 else tile_count
+
+    @T.macro
+    def fetch(operand, turn, base, j, w_shared, factors, full):
+        """The weight tile of step j of a turn, dequantised into registers."""
+        if quantised:
+            tx = T.get_thread_binding()
+            i = base + j
+            T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
+            T.call_extern(
+                "handle", f"shoal_dequantise<{STEP}>", T.access_ptr(w_shared[i % STAGES, tx // 128 * 64, 0], "r"),
+                T.access_ptr(factors[turn % 2, tx // 64 * pitch + j * (STEP // 32)], "r"), T.access_ptr(operand, "w"),
+            )  # fmt: skip
+
+    @T.macro
+    def multiply(operand, i, x_shared, w_shared, sums, full):
+        """Start the product of step i; the one before may still run."""
+        tx = T.get_thread_binding()
+        if quantised:
+            T.call_extern(
+                "handle", f"shoal_multiply<{R}, {STEP}, {WARPGROUPS}>", T.access_ptr(operand, "r"),
+                T.access_ptr(x_shared[i % STAGES, 0, 0, 0], "r"), T.access_ptr(sums, "rw"),
+            )  # fmt: skip
+        else:
+            T.mbarrier_wait_parity(full[i % STAGES], (i // STAGES) & 1)
+            T.call_extern(
+                "handle", f"shoal_multiply_shared<{R}>", T.access_ptr(w_shared[i % STAGES, tx // 128 * 64, 0], "r"),
+                T.access_ptr(x_shared[i % STAGES, 0, 0, 0], "r"), T.access_ptr(sums, "rw"),
+            )  # fmt: skip
+
+    @T.macro
+    def release(i, running, empty):
+        """Wait for the product of step i, with `running` later ones, and give its stage back: one arrival per warp."""
+        T.wait_wgmma(running)
+        if T.get_thread_binding() % 32 == 0:
+            T.mbarrier_arrive(empty[i % STAGES])
 
     @T.prim_func
     def linear_kernel(
@@ -63,6 +98,9 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             w_shared = T.alloc_shared((STAGES, COLUMNS, STEP), T.uint8 if quantised else T.bfloat16)
             factors = T.alloc_shared((2, COLUMNS // 32 * pitch) if quantised else (2, 4), T.uint32)
             o_shared = T.alloc_shared((WARPGROUPS, part_rows if plan.split == 1 and not wide else 16, 64), T.bfloat16)
+            partial = T.alloc_shared((R if plan.split > 1 else 1, COLUMNS + 4), T.float32)
+            even = T.alloc_fragment((COLUMNS, STEP), T.bfloat16)
+            odd = T.alloc_fragment((COLUMNS, STEP), T.bfloat16)
             sums = T.alloc_fragment((COLUMNS, R), T.float32)
             total = T.alloc_fragment((COLUMNS, R), T.float32)
             full = T.alloc_barrier([32] * STAGES)
@@ -71,7 +109,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             unscaled = T.alloc_barrier([CONSUMERS // 32] * 2)
             T.annotate_layout(
                 {shared: make_swizzled_layout(shared) for shared in (o_shared, w_shared, x_shared)}
-                | {sums: fragment, total: fragment}
+                | {sums: fragment[R], total: fragment[R], even: fragment[STEP], odd: fragment[STEP]}
             )
             T.import_source(SOURCE + WGMMA_SOURCE)
             T.pdl_trigger()
@@ -87,13 +125,15 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             rounds = T.alloc_var(T.int32)
             left = T.alloc_var(T.int32)
             ahead = T.alloc_var(T.int32)
+            start = T.alloc_var(T.int32)
+            pairs = T.alloc_var(T.int32)
             units = T.ceildiv(depth, UNIT)
             origin = bz * units // plan.split * (UNIT // STEP)
             count = (bz + 1) * units // plan.split * (UNIT // STEP) - origin
             rounds = T.ceildiv(tile_count - block, blocks(tile_count))
             base = 0
             with T.ws(WARPGROUPS):
-                T.dec_max_nreg(producer_registers)
+                T.dec_max_nreg(40)
                 if tx < CONSUMERS + 32:
                     # The weight does not wait for the kernel before this one.
                     ahead = T.min(count, STAGES)
@@ -138,7 +178,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                         )  # fmt: skip
                         T.mbarrier_arrive(scaled[turn % 2])
             with T.ws(*range(WARPGROUPS)):
-                T.inc_max_nreg(consumer_registers)
+                T.inc_max_nreg(232)
                 T.pdl_sync()
                 if quantised:
                     T.call_extern("handle", f"shoal_first_turn<{WARPGROUPS}>")
@@ -147,24 +187,42 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
                     by = (block + turn * blocks(tile_count)) // row_tiles
                     if quantised:
                         T.mbarrier_wait_parity(scaled[turn % 2], (turn // 2) & 1)
-                    T.call_extern(
-                        "handle", f"shoal_tile<{variant}>", T.access_ptr(w_shared, "r"), T.access_ptr(x_shared, "r"),
-                        T.access_ptr(factors[turn % 2, tx // 64 * pitch if quantised else 0], "r"),
-                        T.address_of(full[0]), T.address_of(empty[0]), T.access_ptr(sums, "w"),
-                        T.access_ptr(total if summed else sums, "w"),
-                        T.access_ptr(scratch[block * (R * COLUMNS) if parked else 0], "rw"), base, count,
-                        segments if segmented else 1,
-                    )  # fmt: skip
+                        fetch(even, turn, base, 0, w_shared, factors, full)
+                    if summed:
+                        T.clear(total)
+                    for s in T.serial(segments if segmented else 1):
+                        start = s * units // segments * (UNIT // STEP) if segmented else 0
+                        pairs = (((s + 1) * units // segments * (UNIT // STEP) if segmented else count) - start) // 2
+                        T.clear(sums)
+                        multiply(even, base + start, x_shared, w_shared, sums, full)
+                        for pair in T.serial(pairs - 1):
+                            fetch(odd, turn, base, start + pair * 2 + 1, w_shared, factors, full)
+                            multiply(odd, base + start + pair * 2 + 1, x_shared, w_shared, sums, full)
+                            release(base + start + pair * 2, 1, empty)
+                            fetch(even, turn, base, start + pair * 2 + 2, w_shared, factors, full)
+                            multiply(even, base + start + pair * 2 + 2, x_shared, w_shared, sums, full)
+                            release(base + start + pair * 2 + 1, 1, empty)
+                        start += pairs * 2 - 1
+                        fetch(odd, turn, base, start, w_shared, factors, full)
+                        multiply(odd, base + start, x_shared, w_shared, sums, full)
+                        release(base + start - 1, 1, empty)
+                        if segmented and start + 1 < count:
+                            fetch(even, turn, base, start + 1, w_shared, factors, full)
+                        release(base + start, 0, empty)
+                        if parked:
+                            T.call_extern(
+                                "handle", f"shoal_park<{R}, {CONSUMERS}>", T.access_ptr(sums, "rw"),
+                                T.access_ptr(scratch[block * (R * COLUMNS)], "rw"), s == 0, s == segments - 1,
+                            )  # fmt: skip
+                        if summed:
+                            for n, r in T.Parallel(COLUMNS, R):
+                                total[n, r] += sums[n, r]
                     base += count
                     if quantised and tx % 32 == 0:
                         T.mbarrier_arrive(unscaled[turn % 2])
                     if plan.split > 1:
-                        # A cluster has one tile: its stages are free when both warpgroups are done.
-                        T.sync_threads(1, CONSUMERS)
-                        T.call_extern(
-                            "handle", f"shoal_store_partial<{R}, {COLUMNS}>", T.access_ptr(sums, "r"),
-                            T.access_ptr(x_shared, "w"),
-                        )  # fmt: skip
+                        for n, r in T.Parallel(COLUMNS, R):
+                            partial[r, n] = sums[n, r]
                     elif wide:
                         for n, r in T.Parallel(COLUMNS, R):
                             if (bx * R + r < rows) and (by * COLUMNS + n < width):
@@ -193,7 +251,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             if plan.split > 1:
                 T.cluster_sync()
                 T.call_extern(
-                    "handle", f"shoal_add_segments<{R}, {COLUMNS}, {plan.split}>", T.access_ptr(x_shared, "r"),
+                    "handle", f"shoal_add_segments<{R}, {COLUMNS}, {plan.split}>", T.access_ptr(partial, "r"),
                     T.access_ptr(out, "w"), block % row_tiles * R, rows, block // row_tiles * COLUMNS, width, bz,
                     CONSUMERS + 128,
                 )  # fmt: skip

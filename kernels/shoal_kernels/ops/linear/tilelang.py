@@ -69,8 +69,8 @@ def run(plan: Plan, x: Tensor, weight: LinearWeight, dtype: torch.dtype) -> Tens
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
     scale = weight.scale if quantised else weight.data.view(torch.uint8)
     kernel = compiled(plan, quantised, dtype == torch.float32, segments > 1, _architecture(x.device.index))
-    tiles = -(-width // weight.groups // plan.columns)
-    parked = plan.rows * plan.columns * MULTIPROCESSORS if plan.parked and segments > plan.split else 1
+    tiles = -(-width // weight.groups // TILE_COLUMNS)
+    parked = plan.rows * TILE_COLUMNS * MULTIPROCESSORS if plan.parked and segments > plan.split else 1
     scratch = torch.empty(parked, dtype=torch.float32, device=x.device)
     kernel(x, weight.data, scale, out, scratch, tiles, segments)
     return out
