@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shoal_cli import stack_state
 from shoal_cli.ask import ask
-from shoal_cli.errors import CliError
+from shoal_cli.errors import REFUSAL, CliError
 from shoal_cli.ports import check_free
 from shoal_cli.stack_args import add_stack_flags, environment, options_of, run_dir_of
 from shoal_cli.stack_spec import ProcessSpec, StackOptions, service_specs
@@ -98,7 +98,7 @@ async def _work(options: StackOptions, *, run_dir: Path, specs: Specs, question:
                 if once:
                     return 0
                 say(UP)
-            say(await failed, error=True)
+            say(f"{REFUSAL}{await failed}", error=True)
             return 1
         finally:
             failed.cancel()
