@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 REFUSAL = "shoal: "
 """What the line begins with."""
 

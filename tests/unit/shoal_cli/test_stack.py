@@ -182,7 +182,7 @@ def test_up_leaves_the_reason_to_whoever_prints_the_error(
     """The supervisor goes on for a while after it has said why: it stops the others."""
     reason = "print('shoal: worker ended unexpectedly: no device', file=sys.stderr, flush=True)"
     command = [sys.executable, "-c", f"import sys, time; {start}; time.sleep(0.2); print(); {reason}; time.sleep(0.3)"]
-    with pytest.raises(CliError, match="^worker ended unexpectedly: no device$"):
+    with pytest.raises(CliError, match=r"^worker ended unexpectedly: no device$"):
         up.follow(command, stack.run_dir, environ=stack.environment, timeout_s=60)
     said = capsys.readouterr().out
     assert said.startswith("nats  ")

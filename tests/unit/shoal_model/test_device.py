@@ -11,9 +11,9 @@ import torch
 from shoal_kernels.precision import SERVED, SERVED_BF16
 from shoal_model import device as devices
 from shoal_model.device import (
-    DoesNotFit,
     DeviceName,
     DeviceUnavailable,
+    DoesNotFit,
     accelerator_class,
     check_room,
     open_device,
@@ -55,11 +55,11 @@ def test_naming_devices_needs_no_torch() -> None:
 
 def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, count=0)
-    with pytest.raises(DeviceUnavailable, match="^cuda: this machine has no CUDA device"):
+    with pytest.raises(DeviceUnavailable, match=r"^cuda: this machine has no CUDA device"):
         open_device("cuda")
     pretend(monkeypatch, count=2)
     assert open_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(DeviceUnavailable, match="^cuda:2: there are 2"):
+    with pytest.raises(DeviceUnavailable, match=r"^cuda:2: there are 2"):
         open_device("cuda:2")
     with pytest.raises(DeviceUnavailable, match="compiled, not yet run"):
         open_device("npu")
