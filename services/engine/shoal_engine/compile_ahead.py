@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from shoal_model.segment import Segment
@@ -87,16 +88,16 @@ def _work(
     most = min(step_rows, shape.block_count * BLOCK_TOKENS, shape.max_context)
     first = {min(verify_width + 1, most), most}  # a request alone, a chunk of a long prompt
     for count in (*sorted(first), *(n for n in row_counts(most) if n not in first)):
-        yield "rows", count, lambda count=count: _step(model, count)
+        yield "rows", count, partial(_step, model, count)
     for count in _block_counts(min(shape.block_count, blocks_for(shape.max_context))):
-        yield "blocks", count, lambda count=count: _step(model, 2, behind=(count - 1) * BLOCK_TOKENS)
+        yield "blocks", count, partial(_step, model, 2, behind=(count - 1) * BLOCK_TOKENS)
     if is_prefill_only:
         return
     for count in row_counts(min(most, shape.slot_count * (verify_width + 1))):
-        yield "samples", count, lambda count=count: _sample(model, count)
+        yield "samples", count, partial(_sample, model, count)
     if verify_width:
         for count in row_counts(shape.slot_count):
-            yield "drafts", count, lambda count=count: _draft(model, count, verify_width)
+            yield "drafts", count, partial(_draft, model, count, verify_width)
 
 
 def _block_counts(most: int) -> list[int]:

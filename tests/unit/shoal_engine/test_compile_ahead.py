@@ -1,4 +1,4 @@
-"""Before a worker serves, steps of every size run once: nothing is left of them, and on a device nothing is compiled later."""
+"""Before a worker serves, steps of every size run once: nothing is left of them, and nothing is compiled later."""
 
 from __future__ import annotations
 
