@@ -120,7 +120,7 @@ async def _wait_served(admin_address: str, timeout_s: float) -> None:
     give_up, told = time.monotonic() + timeout_s, ""
     while missing := await asyncio.to_thread(_missing, admin_address):
         if missing != told:
-            say(f"waiting for     {missing} (a first start compiles the kernels, about a minute)")
+            say(f"waiting for     {missing} (a first start compiles the kernels: a minute, on a GPU some minutes)")
             told = missing
         if time.monotonic() > give_up:
             raise CliError(f"the gateway does not serve within {timeout_s:g} s, it waits for: {missing}")
