@@ -21,6 +21,7 @@ class PrefillWorkerConfig:
     max_context          positions of a prompt; 0: the model's
     step_tokens          prompt tokens of one step
     threads              threads of one step; 0 leaves it to the kernels
+    compile_s            seconds that are spent at most on compiling an accelerator's kernels before calls are taken
     max_jobs             Prefill calls open at once
     arena_bytes          shared memory for rows on their way; 0: rows travel by gRPC alone
     kv_cache_address     host:port of the kv_cache node; empty: whoever is present, the one of this host first
@@ -42,6 +43,7 @@ class PrefillWorkerConfig:
     max_context: int = 0
     step_tokens: int = 512
     threads: int = 0
+    compile_s: float = 200.0
     max_jobs: int = 64
     arena_bytes: int = 256 << 20
     kv_cache_address: str = ""
@@ -59,7 +61,7 @@ class PrefillWorkerConfig:
         for name in ("block_count", "slot_count", "step_tokens", "max_jobs", "write_queue_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must be positive, got {getattr(self, name)}")
-        for name in ("replay_length", "arena_bytes", "max_context", "threads"):
+        for name in ("replay_length", "arena_bytes", "max_context", "threads", "compile_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must not be negative, got {getattr(self, name)}")
         for name in (

@@ -198,8 +198,10 @@ def find_listed(lengths, rows, part, parts, SIZE: tl.constexpr, TILE: tl.constex
 def find_groups(row_seq: Tensor, n_vis: Tensor, bound: int, tile: int) -> RowGroups:
     """Groups of the rows; n_vis int64 [R] counts at most `bound` entries, `tile` of them make a key tile."""
     rows = row_seq.shape[0]
-    data = torch.empty(2 * rows + 3, dtype=torch.int32, device=row_seq.device)
-    groups = RowGroups(data[: rows + 1], data[rows + 1 : 2 * rows + 2], data[2 * rows + 2 :])
+    # Each part begins at 16 bytes, whatever the number of rows: Triton compiles another kernel for another alignment.
+    part = -(-(rows + 1) // 4) * 4
+    data = torch.empty(2 * part + 1, dtype=torch.int32, device=row_seq.device)
+    groups = RowGroups(data[: rows + 1], data[part : part + rows + 1], data[2 * part :])
     chunk = min(_CHUNK, triton.next_power_of_2(max(rows, 16)))
     _find_groups[(1,)](
         row_seq,
