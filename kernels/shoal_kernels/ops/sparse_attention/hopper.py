@@ -41,8 +41,9 @@ def _wgmma(name: str, columns: int, more: str, transposed: int) -> str:
     results = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     keep = f"%{count + 2}" if more else "1"
+    parameters = ", ".join(("float* d", "unsigned long long a", "unsigned long long b", *([more] if more else [])))
     return f"""
-__device__ __forceinline__ void {name}(float* d, unsigned long long a, unsigned long long b{", " + more if more else ""}) {{
+__device__ __forceinline__ void {name}({parameters}) {{
   asm volatile(
       "{{.reg .pred p; setp.ne.b32 p, {keep}, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
       "{{{results}}}, %{count}, %{count + 1}, p, 1, 1, 0, {transposed};}}"
