@@ -7,6 +7,7 @@ sum are two IEEE operations, as in `shoal_kernels.arith`.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ IS_INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter, on host tensors."""
 
 EXACT_OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
+
+
+@functools.cache
+def grids_overlap(device: torch.device) -> bool:
+    """Whether a grid can be launched before the one in front of it has ended, and wait inside (from SM90 on)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
 
 _INTERPRETED = tl.constexpr(IS_INTERPRETED)
 Q8_FLOOR, Q4UE_FLOOR, Q4NV_FLOOR = tl.constexpr(1e-4), tl.constexpr(6.0 * 2.0**-126), tl.constexpr(6.0 * 2.0**-9)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 LEAST_CAPABILITY = (9, 0)
 """Hopper. Older GPUs have neither the FP8 conversions nor the tensor cores that the kernels are written for."""
 
+_CGROUP = Path("/sys/fs/cgroup")
 _NAME = re.compile(r"(cpu|cuda|npu)(?::(\d{1,3}))?")
 
 
@@ -25,8 +27,8 @@ class DeviceUnavailable(RuntimeError):
     """The device asked for is not here, or no kernels run on it."""
 
 
-class CacheTooLarge(RuntimeError):
-    """Blocks and state slots need more memory than the device has left."""
+class DoesNotFit(RuntimeError):
+    """Weights, or blocks and state slots, need more memory than is left."""
 
     def __init__(self, message: str, *, wanted: int, free: int) -> None:
         super().__init__(message)
@@ -61,18 +63,18 @@ def open_device(device: str | torch.device) -> torch.device:
     if name.kind == "cpu":
         return torch.device("cpu")
     if name.kind == "npu":
-        raise DeviceUnavailable("device npu: its kernels are compiled, not yet run; use cuda or cpu")
+        raise DeviceUnavailable("npu: its kernels are compiled, not yet run; use cuda or cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        raise DeviceUnavailable(f"device {name}: this machine has no CUDA device, or torch is not built for CUDA")
+        raise DeviceUnavailable(f"{name}: this machine has no CUDA device, or torch is not built for CUDA")
     index = name.index or 0
     if index >= count:
-        raise DeviceUnavailable(f"device {name}: there are {count} CUDA devices")
+        raise DeviceUnavailable(f"{name}: there are {count} CUDA devices")
     capability = torch.cuda.get_device_capability(index)
     if capability < LEAST_CAPABILITY:
         least = ".".join(map(str, LEAST_CAPABILITY))
         raise DeviceUnavailable(
-            f"device {name}: {torch.cuda.get_device_name(index)} has compute capability "
+            f"{name}: {torch.cuda.get_device_name(index)} has compute capability "
             f"{capability[0]}.{capability[1]}, the kernels need {least}"
         )
     return torch.device("cuda", index)
@@ -118,15 +120,43 @@ def free_bytes(device: torch.device) -> int | None:
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
+def free_host_bytes() -> int | None:
+    """Memory that a process can still take on this machine without driving others out; None where it is not told."""
+    found = _first_number(Path("/proc/meminfo"), r"MemAvailable:\s*(\d+) kB")
+    if found is None:
+        return None
+    limit = _first_number(_CGROUP / "memory.max", r"(\d+)")
+    used = _first_number(_CGROUP / "memory.current", r"(\d+)")
+    if limit is None or used is None:
+        return found * 1024
+    return min(found * 1024, max(0, limit - used))
+
+
 def check_room(device: torch.device, wanted: int, what: str) -> None:
-    """Raises CacheTooLarge where `wanted` bytes are not free on an accelerator."""
-    free = free_bytes(device)
+    """Raises DoesNotFit where `wanted` bytes are not free on an accelerator."""
+    _check(free_bytes(device), wanted, what, f"device {device}")
+
+
+def check_host_room(wanted: int, what: str) -> None:
+    """Raises DoesNotFit where `wanted` bytes are not free on this machine."""
+    _check(free_host_bytes(), wanted, what, "this machine")
+
+
+def _check(free: int | None, wanted: int, what: str, place: str) -> None:
     if free is not None and wanted > free:
-        raise CacheTooLarge(
-            f"{what} need {wanted / 2**30:.1f} GiB, of the memory of device {device} {free / 2**30:.1f} GiB are free",
+        raise DoesNotFit(
+            f"{what} need {wanted / 2**30:.1f} GiB, of the memory of {place} {free / 2**30:.1f} GiB are free",
             wanted=wanted,
             free=free,
         )
+
+
+def _first_number(file: Path, pattern: str) -> int | None:
+    try:
+        found = re.search(pattern, file.read_text())
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def _version(package: str) -> str:

@@ -28,7 +28,7 @@ from shoal_model.rows import HalfPlan, RowBatch, StepLimits, plan_step
 from shoal_model.sampler import RowChoice
 from shoal_model.shipping import ship
 from shoal_model.state import StateSlots
-from shoal_model.synthetic import Synthetic, synthetic_weights
+from shoal_model.synthetic import Synthetic, check_weights, synthetic_weights
 from shoal_model.trace import SILENT, Trace
 from shoal_model.weights import BackboneWeights
 
@@ -64,7 +64,7 @@ class Model:
         num_blocks: int,
         num_slots: int,
     ) -> None:
-        """`weights` lie on `device`, prepared for `precision`. Raises CacheTooLarge."""
+        """`weights` lie on `device`, prepared for `precision`. Raises DoesNotFit."""
         self.device = open_device(device)
         self.config = config
         self.precision = precision
@@ -151,7 +151,7 @@ class Model:
         """Read a checkpoint folder. Without `precision` the one that the device serves in.
 
         raises   CheckpointError naming the file and the tensor or field at fault; ValueError for no name of a device;
-                 DeviceUnavailable; CacheTooLarge
+                 DeviceUnavailable; DoesNotFit
         """
         device = open_device(device)
         precision = precision or served_precision(device)
@@ -170,9 +170,10 @@ class Model:
     def synthetic(
         cls, synthetic: Synthetic, *, device: torch.device | str = "cpu", num_blocks: int, num_slots: int
     ) -> Model:
-        """A model of random weights, made on the device. Raises ValueError, DeviceUnavailable, CacheTooLarge."""
+        """A model of random weights, made on the device. Raises ValueError, DeviceUnavailable, DoesNotFit."""
         device, config = open_device(device), synthetic.config()
         precision = served_precision(device)
+        check_weights(config, precision, device)
         weights = synthetic_weights(config, precision=precision, device=device, seed=synthetic.seed)
         return cls(config, weights, precision=precision, device=device, num_blocks=num_blocks, num_slots=num_slots)
 

@@ -14,8 +14,9 @@ from shoal_kernels.precision import Precision
 from torch import Tensor
 
 from shoal_model.config import ModelConfig
+from shoal_model.device import check_host_room, check_room
 from shoal_model.engram_tables import build_hashes
-from shoal_model.inventory import StorageType, TensorSpec, build_inventory
+from shoal_model.inventory import Part, StorageType, TensorSpec, build_inventory
 from shoal_model.load_weights import prepare_weights
 from shoal_model.released_sizes import DEFAULT_EP_SIZE, NUM_LAYERS, released_share
 from shoal_model.weights import BackboneWeights
@@ -49,6 +50,31 @@ def synthetic_weights(config: ModelConfig, *, precision: Precision, device: torc
     if config.engram is not None:
         compressed_ids = torch.arange(config.vocab_size) % config.engram.compressed_vocab_size
     return prepare_weights(config, _RandomTensors(config, device, seed), hashes, compressed_ids, precision)
+
+
+def check_weights(config: ModelConfig, precision: Precision, device: torch.device) -> None:
+    """Raises DoesNotFit where `synthetic_weights` would need more memory than is left."""
+    others, tables = weight_bytes(config, precision)
+    what = f"the weights of {config.num_hidden_layers} layers"
+    if device.type == "cpu":
+        check_host_room(others + tables, what)
+    else:
+        check_room(device, others, what)
+        check_host_room(tables, "the Engram tables")
+
+
+def weight_bytes(config: ModelConfig, precision: Precision) -> tuple[int, int]:
+    """About what weights take where a model computes, and what the Engram tables take in host memory."""
+    specs = [spec for spec in build_inventory(config).values() if spec.part is not Part.VISION]
+    tables = sum(spec.bytes for spec in specs if spec.part is Part.ENGRAM_TABLE)
+    return sum(_held_bytes(spec, precision) for spec in specs if spec.part is not Part.ENGRAM_TABLE), tables
+
+
+def _held_bytes(spec: TensorSpec, precision: Precision) -> int:
+    """Memory of a tensor as `prepare_weights` keeps it: as stored, or products as float32 values without scales."""
+    if precision.keeps_bytes or spec.name.endswith("embed.weight"):
+        return spec.bytes
+    return 4 * spec.parameters
 
 
 class _RandomTensors:

@@ -20,12 +20,18 @@ using std::max;
 #define __forceinline__ inline
 struct Place { int x; };
 static thread_local Place threadIdx;
+static thread_local Place blockIdx;
+static Place gridDim;
+struct int2 { int x, y; };
+static int2 make_int2(int x, int y) { return {x, y}; }
+using std::min;
 struct uint4 { uint32_t x, y, z, w; };
 struct float4 { float x, y, z, w; };
 struct float2 { float x, y; };
 typedef uint16_t __nv_bfloat16;
-static std::barrier<>* warps[4];
-static uint32_t slots[128];
+static thread_local int first_warp;  // of the block
+static std::barrier<>* warps[32];
+static uint32_t slots[1024];
 
 template <class To, class From> static To bits(From value) {
   To to;
@@ -38,6 +44,7 @@ static float __uint_as_float(uint32_t x) { return bits<float>(x); }
 static float __fdividef(float a, float b) { return a / b; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
+static float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static int __popc(uint32_t x) { return __builtin_popcount(x); }
 static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   uint64_t both = (uint64_t)b << 32 | a;
@@ -46,8 +53,8 @@ static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   return result;
 }
 static uint32_t __shfl_sync(unsigned, uint32_t value, int lane) {
-  int warp = threadIdx.x >> 5 & 3;
-  slots[threadIdx.x & 127] = value;
+  int warp = first_warp + (threadIdx.x >> 5);
+  slots[first_warp * 32 + threadIdx.x] = value;
   warps[warp]->arrive_and_wait();
   uint32_t result = slots[warp * 32 + lane];
   warps[warp]->arrive_and_wait();
@@ -56,11 +63,17 @@ static uint32_t __shfl_sync(unsigned, uint32_t value, int lane) {
 template <class T> static T __shfl_xor_sync(unsigned mask, T value, int by) {
   return bits<T>(__shfl_sync(mask, bits<uint32_t>(value), (threadIdx.x & 31) ^ by));
 }
-static uint32_t __ballot_sync(unsigned mask, bool mine) {
+static void __syncwarp() { warps[first_warp + (threadIdx.x >> 5)]->arrive_and_wait(); }
+static uint32_t __ballot_sync(unsigned, bool mine) {
+  int warp = first_warp + (threadIdx.x >> 5);
+  slots[first_warp * 32 + threadIdx.x] = mine;
+  warps[warp]->arrive_and_wait();
   uint32_t result = 0;
-  for (int lane = 0; lane < 32; ++lane) result |= __shfl_sync(mask, mine, lane) << lane;
+  for (int lane = 0; lane < 32; ++lane) result |= slots[warp * 32 + lane] << lane;
+  warps[warp]->arrive_and_wait();
   return result;
 }
+static bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
 
 namespace shoal {
 static uint32_t round_bf16(float x) {
@@ -82,18 +95,26 @@ static float2 round_e4m3(float low, float high) { return {nearest_e4m3(low), nea
 static void ask(const void*) {}
 }  // namespace shoal
 
-static void warpgroup(std::function<void()> body) {
+static void cluster(int size, int first_block, int blocks, std::function<void()> body) {
   std::vector<std::thread> threads;
   for (auto& warp : warps) warp = new std::barrier<>(32);
-  for (int i = 0; i < 128; ++i) threads.emplace_back([=] { threadIdx.x = i; body(); });
+  for (int i = 0; i < size * blocks; ++i)
+    threads.emplace_back([=] {
+      blockIdx.x = first_block + i / size;
+      first_warp = i / size * (size / 32);
+      threadIdx.x = i % size;
+      body();
+    });
   for (auto& thread : threads) thread.join();
   for (auto& warp : warps) delete warp;
 }
+static void warpgroup(std::function<void()> body) { cluster(128, 0, 1, body); }
 """
 
 
 def compile_for_host(source: str, directory: Path) -> ctypes.CDLL:
-    """A library of `source`, which may call `warpgroup(body)`: `body` in 128 threads. RuntimeError with g++'s words."""
+    """A library of `source`, which may call `warpgroup(body)`: `body` in 128 threads, and
+    `cluster(size, first, blocks, body)`: in all of some blocks. RuntimeError with g++'s words."""
     code, library = directory / "cuda.cpp", directory / "cuda.so"
     code.write_text(_SHIMS + source)
     command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", str(code), "-o", str(library)]

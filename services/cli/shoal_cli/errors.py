@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+REFUSAL = "shoal: "
+"""What the line begins with."""
+
 
 class CliError(Exception):
     """The command cannot be carried out; the text says why and what to do."""

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shoal_cli.errors import CliError
+from shoal_cli.errors import REFUSAL, CliError
 
 COMMANDS = {
     "run": ("shoal_cli.run", "start the local mesh, ask one question, stay up until Ctrl-C"),
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         status: int = module.run(parser.parse_args(argv))
     except CliError as error:
-        print(f"shoal: {error}", file=sys.stderr)
+        print(f"{REFUSAL}{error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

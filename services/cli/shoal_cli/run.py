@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shoal_cli import stack_state
 from shoal_cli.ask import ask
-from shoal_cli.errors import CliError
+from shoal_cli.errors import REFUSAL, CliError
 from shoal_cli.ports import check_free
 from shoal_cli.stack_args import add_stack_flags, environment, options_of, run_dir_of
 from shoal_cli.stack_spec import ProcessSpec, StackOptions, service_specs
@@ -98,7 +98,7 @@ async def _work(options: StackOptions, *, run_dir: Path, specs: Specs, question:
                 if once:
                     return 0
                 say(UP)
-            say(await failed, error=True)
+            say(f"{REFUSAL}{await failed}", error=True)
             return 1
         finally:
             failed.cancel()
@@ -120,7 +120,7 @@ async def _wait_served(admin_address: str, timeout_s: float) -> None:
     give_up, told = time.monotonic() + timeout_s, ""
     while missing := await asyncio.to_thread(_missing, admin_address):
         if missing != told:
-            say(f"waiting for     {missing} (a first start compiles the kernels, about a minute)")
+            say(f"waiting for     {missing} (a first start compiles the kernels: a minute, on a GPU some minutes)")
             told = missing
         if time.monotonic() > give_up:
             raise CliError(f"the gateway does not serve within {timeout_s:g} s, it waits for: {missing}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal_cli import stack_state
-from shoal_cli.errors import CliError
+from shoal_cli.errors import REFUSAL, CliError
 from shoal_cli.run import UP
 from shoal_cli.stack_args import add_stack_flags, environment, mesh_of, options_of, run_dir_of
 
@@ -49,16 +49,19 @@ def follow(command: list[str], run_dir: Path, *, environ: Mapping[str, str], tim
             start_new_session=True,
         )
     give_up = time.monotonic() + timeout_s
-    last_line = f"the supervisor ended (log: {log})"
+    last_line, unended = f"the supervisor ended (log: {log})", ""
     with open(log, encoding="utf-8") as said:
         while True:
             ended = supervisor.poll() is not None
-            words = said.read()
-            last_line = next((line for line in reversed(words.splitlines()) if line.strip()), last_line)
+            words = unended + said.read()
+            lines = words.splitlines(keepends=True)
+            unended = lines.pop() if lines and not ended and not lines[-1].endswith("\n") else ""
+            last_line = next((line.rstrip("\n") for line in reversed(lines) if line.strip()), last_line)
             if ended:
-                raise CliError(last_line.removeprefix("shoal: "))
-            # The supervisor does not know that nobody can press its Ctrl-C.
-            print(words.replace(UP + "\n", ""), end="", flush=True)
+                raise CliError(last_line.removeprefix(REFUSAL))
+            # The supervisor does not know that nobody can press its Ctrl-C, and why it ends is told once, by us.
+            shown = [line for line in lines if line != UP + "\n" and not line.startswith(REFUSAL)]
+            print("".join(shown), end="", flush=True)
             state = stack_state.read(run_dir)
             if state is not None and state.is_up and state.supervisor.pid == supervisor.pid:
                 print(f"up: http://{state.http_address}   gRPC {state.grpc_address}   logs {run_dir / 'logs'}")

@@ -53,6 +53,7 @@ class DecodeWorkerConfig(ServingConfig):
     step_tokens          rows of one step
     verify_width         drafts verified per choice and step; changes the speed, never the tokens
     threads              threads of one step; 0 leaves it to the kernels
+    compile_s            seconds that are spent at most on compiling an accelerator's kernels before requests are taken
     local_prefill_tokens uncached prompt tokens up to which a prompt is always prefilled here
     kv_cache_address     host:port of the kv_cache node; empty: whoever is present, the one of this host first
     write_queue_bytes    blocks and snapshots waiting to be stored; what comes on top is dropped
@@ -71,6 +72,7 @@ class DecodeWorkerConfig(ServingConfig):
     step_tokens: int = 512
     verify_width: int = 5
     threads: int = 0
+    compile_s: float = 200.0
     local_prefill_tokens: int = 256
     kv_cache_address: str = ""
     write_queue_bytes: int = 128 << 20
@@ -86,7 +88,7 @@ class DecodeWorkerConfig(ServingConfig):
         prefix = "SHOAL_DECODE_WORKER"
         self.check(prefix)
         _check_device(prefix, self.device)
-        for name in ("max_context", "replay_length", "verify_width", "threads", "local_prefill_tokens"):
+        for name in ("max_context", "replay_length", "verify_width", "threads", "compile_s", "local_prefill_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{prefix}_{name.upper()} must not be negative, got {getattr(self, name)}")
         positive = ("block_count", "slot_count", "step_tokens", "write_queue_bytes")

@@ -21,7 +21,7 @@ def check(config: DecodeWorkerConfig) -> None:
 
 
 def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
-    """Load, start and warm up. Blocking: seconds, or a minute where kernels are compiled for the first time."""
+    """Load, start and warm up. Blocking: seconds, or minutes where kernels are compiled for the first time."""
     from shoal_engine.worker_model import WorkerModelSettings, open_worker_model, warm_up
 
     model = open_worker_model(
@@ -36,6 +36,8 @@ def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
             step_tokens=config.step_tokens,
             verify_width=config.verify_width,
             threads=config.threads,
+            compile_s=config.compile_s,
+            is_prefill_only=False,
         ),
         sink,
     )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from shoal_kernels import self_test
 from shoal_kernels.ops.sampling import RowSampling, choice_seed, logprobs, process_logits
-from shoal_model.device import CacheTooLarge, open_device
+from shoal_model.device import DoesNotFit, open_device
 from shoal_model.draft import Anchor, DraftHead
 from shoal_model.model import Model
 from shoal_model.sampler import RowChoice, SampleRow, sample
@@ -83,7 +83,7 @@ class ServedModel:
         self_test(opened)
         try:
             return cls(build(opened))
-        except CacheTooLarge as error:
+        except DoesNotFit as error:
             raise NotEnoughMemory(str(error), wanted_bytes=error.wanted, free_bytes=error.free) from error
 
     @property

@@ -14,6 +14,7 @@ from shoal_model.errors import CheckpointError
 from torch import Tensor
 
 from shoal_engine.batcher import StepBudget
+from shoal_engine.compile_ahead import compile_ahead
 from shoal_engine.core import EngineConfig
 from shoal_engine.engine import Engine
 from shoal_engine.events import EngineSink
@@ -46,6 +47,8 @@ class WorkerModelSettings:
     step_tokens     rows of one step
     verify_width    drafts verified per choice and step; 0 makes none
     threads         threads of one step; 0 leaves it to the kernels
+    compile_s       seconds after which an accelerator's kernels are no longer compiled ahead, see `compile_ahead`
+    is_prefill_only    nothing is sampled or drafted
     """
 
     model: str
@@ -58,6 +61,8 @@ class WorkerModelSettings:
     step_tokens: int
     verify_width: int
     threads: int
+    compile_s: float
+    is_prefill_only: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +93,7 @@ def check_device(device: str, setting: str) -> None:
 
 
 def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> WorkerModel:
-    """Load a checkpoint and start its step thread. Blocking.
+    """Load a checkpoint, compile an accelerator's kernels and start its step thread. Blocking.
 
     raises   CheckpointError; InvalidArgument for no model; NotEnoughMemory where blocks and slots do not fit the device
     """
@@ -104,6 +109,15 @@ def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> Worker
     shape = served.shape
     replay_length = settings.replay_length or default_replay_length(shape.window, shape.backtrack)
     max_context = min(settings.max_context or shape.max_context, shape.max_context)
+    verify_width = min(settings.verify_width, shape.draft_size)
+    if served.device.type != "cpu":
+        compile_ahead(
+            served,
+            step_rows=settings.step_tokens,
+            verify_width=verify_width,
+            is_prefill_only=settings.is_prefill_only,
+            limit_s=settings.compile_s,
+        )
     engine = Engine(
         served,
         EngineConfig(
@@ -112,7 +126,7 @@ def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> Worker
             budget=StepBudget(rows=settings.step_tokens, chunk=settings.step_tokens),
         ),
         sink,
-        FixedWidth(min(settings.verify_width, shape.draft_size)),
+        FixedWidth(verify_width),
     )
     engine.open()
     name = settings.name or (NANO_NAME if settings.model == NANO else "")

@@ -21,6 +21,7 @@ class PrefillWorkerConfig:
     max_context          positions of a prompt; 0: the model's
     step_tokens          prompt tokens of one step
     threads              threads of one step; 0 leaves it to the kernels
+    compile_s            seconds that are spent at most on compiling an accelerator's kernels before calls are taken
     max_jobs             Prefill calls open at once
     arena_bytes          shared memory for rows on their way; 0: none
     stream_listen_address      host:port of the byte stream by which other hosts pull rows; off: none, they use gRPC
@@ -44,6 +45,7 @@ class PrefillWorkerConfig:
     max_context: int = 0
     step_tokens: int = 512
     threads: int = 0
+    compile_s: float = 200.0
     max_jobs: int = 64
     arena_bytes: int = 256 << 20
     stream_listen_address: str = "127.0.0.1:0"
@@ -63,7 +65,7 @@ class PrefillWorkerConfig:
         for name in ("block_count", "slot_count", "step_tokens", "max_jobs", "write_queue_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must be positive, got {getattr(self, name)}")
-        for name in ("replay_length", "arena_bytes", "max_context", "threads"):
+        for name in ("replay_length", "arena_bytes", "max_context", "threads", "compile_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must not be negative, got {getattr(self, name)}")
         for name in (

@@ -32,7 +32,7 @@ def check(config: PrefillWorkerConfig) -> None:
 
 
 def load(config: PrefillWorkerConfig, sink: EngineSink) -> Loaded:
-    """Load, start and warm up. Blocking: seconds, or a minute where kernels are compiled for the first time."""
+    """Load, start and warm up. Blocking: seconds, or minutes where kernels are compiled for the first time."""
     from shoal_engine.worker_model import WorkerModelSettings, open_worker_model, warm_up
 
     model = open_worker_model(
@@ -47,6 +47,8 @@ def load(config: PrefillWorkerConfig, sink: EngineSink) -> Loaded:
             step_tokens=config.step_tokens,
             verify_width=0,
             threads=config.threads,
+            compile_s=config.compile_s,
+            is_prefill_only=True,
         ),
         sink,
     )

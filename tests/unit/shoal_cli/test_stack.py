@@ -175,6 +175,20 @@ def test_up_passes_on_why_the_mesh_did_not_start(stack: Stack) -> None:
         up.follow(command, stack.run_dir, environ=stack.environment, timeout_s=60)
 
 
+@pytest.mark.parametrize("start", ["print('nats  here', flush=True)", "print('nats  ', end='', flush=True)"])
+def test_up_leaves_the_reason_to_whoever_prints_the_error(
+    start: str, stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The supervisor goes on for a while after it has said why: it stops the others."""
+    reason = "print('shoal: worker ended unexpectedly: no device', file=sys.stderr, flush=True)"
+    command = [sys.executable, "-c", f"import sys, time; {start}; time.sleep(0.2); print(); {reason}; time.sleep(0.3)"]
+    with pytest.raises(CliError, match=r"^worker ended unexpectedly: no device$"):
+        up.follow(command, stack.run_dir, environ=stack.environment, timeout_s=60)
+    said = capsys.readouterr().out
+    assert said.startswith("nats  ")
+    assert "no device" not in said
+
+
 def test_a_process_id_that_means_another_process_is_not_ours() -> None:
     me = ProcessRef.of("me", os.getpid())
     assert me.is_alive

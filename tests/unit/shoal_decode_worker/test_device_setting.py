@@ -15,5 +15,5 @@ def test_no_name_of_a_device_is_refused_with_the_setting() -> None:
 
 def test_a_device_that_is_not_there_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"^SHOAL_DECODE_WORKER_DEVICE: device cuda: this machine has no"):
+    with pytest.raises(ValueError, match=r"^SHOAL_DECODE_WORKER_DEVICE: cuda: this machine has no"):
         check(DecodeWorkerConfig(device="cuda"))

@@ -8,7 +8,7 @@ import pytest
 from support.compile_triton import compile_ptx
 
 SIGNATURE = {"streams": "*bf16", "fn": "*bf16", "out": "*fp32", "rows": "i32"}
-SIZES = {"K": 20480, "M": 24, "PARTS": 2, "COLS": 32, "LENGTH": 1280, "STEP": 64, "BLOCK": 64}
+SIZES = {"K": 20480, "M": 24, "PARTS": 2, "COLS": 32, "LENGTH": 1280, "STEP": 64, "BLOCK": 64, "OVERLAPS": True}
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs the CUDA compiler")
 

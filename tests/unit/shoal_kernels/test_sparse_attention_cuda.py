@@ -22,8 +22,8 @@ extern "C" void gather(const int* index, int index_width, const int* topk, int t
     unsigned raw[32], gains[8];
     int places[2], near = shoal_count(index, index_width), far = shoal_count(topk, topk_width);
     shoal_places(places, index, topk, table, t, near, far, per_block, units, offset, 288);
-    shoal_load<4>(raw, gains, places, window, storage, 0, t, near);
-    shoal_store<4>(raw, gains, places, window, 0, t, near, left, right);
+    shoal_load(raw, gains, places, window, storage, t, near);
+    shoal_store(raw, gains, places, window, t, near, left, right);
   });
 }
 extern "C" void load_query(const void* query, void* tile, int part) {
@@ -32,8 +32,10 @@ extern "C" void load_query(const void* query, void* tile, int part) {
 extern "C" void finish(const float* acc, const float* total, const float* angles, void* out, int first, int cast) {
   warpgroup([=] {
     const float* mine = acc + threadIdx.x * 128;
-    if (cast) shoal_finish_as<true, 32>(mine, total, angles, (__nv_bfloat16*)out, first);
-    else shoal_finish_as<false, 32>(mine, total, angles, (__nv_bfloat16*)out, first);
+    int head = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    float inverse[2] = {1024.0f / total[head], 1024.0f / total[head + 8]};
+    if (cast) shoal_finish_as<true, 32, 256>(mine, inverse, angles, (__nv_bfloat16*)out, first);
+    else shoal_finish_as<false, 32, 256>(mine, inverse, angles, (__nv_bfloat16*)out, first);
   });
 }
 """

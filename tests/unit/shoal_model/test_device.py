@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from shoal_kernels.precision import SERVED, SERVED_BF16
 from shoal_model import device as devices
 from shoal_model.device import (
-    CacheTooLarge,
     DeviceName,
     DeviceUnavailable,
+    DoesNotFit,
     accelerator_class,
     check_room,
     open_device,
@@ -54,11 +55,11 @@ def test_naming_devices_needs_no_torch() -> None:
 
 def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, count=0)
-    with pytest.raises(DeviceUnavailable, match="device cuda: this machine has no CUDA device"):
+    with pytest.raises(DeviceUnavailable, match=r"^cuda: this machine has no CUDA device"):
         open_device("cuda")
     pretend(monkeypatch, count=2)
     assert open_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(DeviceUnavailable, match="device cuda:2: there are 2"):
+    with pytest.raises(DeviceUnavailable, match=r"^cuda:2: there are 2"):
         open_device("cuda:2")
     with pytest.raises(DeviceUnavailable, match="compiled, not yet run"):
         open_device("npu")
@@ -85,6 +86,23 @@ def test_a_cache_that_does_not_fit_says_what_it_needs_and_what_is_free(monkeypat
     check_room(HOST, 1 << 60, "blocks")
     monkeypatch.setattr(devices, "free_bytes", lambda _: 3 << 30)
     check_room(torch.device("cuda", 0), 3 << 30, "blocks")
-    with pytest.raises(CacheTooLarge, match=r"9 blocks need 3\.5 GiB, .* cuda:0 3\.0 GiB are free") as caught:
+    with pytest.raises(DoesNotFit, match=r"9 blocks need 3\.5 GiB, .* cuda:0 3\.0 GiB are free") as caught:
         check_room(torch.device("cuda", 0), 7 << 29, "9 blocks")
     assert (caught.value.wanted, caught.value.free) == (7 << 29, 3 << 30)
+
+
+def test_a_host_tells_what_is_free_below_the_limit_of_its_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices, "_CGROUP", tmp_path)
+    everything = devices.free_host_bytes()
+    assert everything is None or everything > 1 << 20
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("4096\n")
+    assert devices.free_host_bytes() is None or devices.free_host_bytes() != 0
+    (tmp_path / "memory.max").write_text("12288\n")
+    assert devices.free_host_bytes() in (None, 8192)
+    monkeypatch.setattr(devices, "free_host_bytes", lambda: 1 << 30)
+    devices.check_host_room(1 << 30, "weights")
+    with pytest.raises(DoesNotFit, match=r"weights need 1\.5 GiB, of the memory of this machine 1\.0 GiB are free"):
+        devices.check_host_room(3 << 29, "weights")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
-from shoal_kernels.precision import SERVED
+from shoal_kernels.precision import SERVED, SERVED_BF16, Precision
 from shoal_model.config import ModelConfig
+from shoal_model.device import DoesNotFit
 from shoal_model.inventory import build_inventory
 from shoal_model.layer_map import AttentionMode, build_layer_map
 from shoal_model.model import Model
 from shoal_model.released_sizes import released_share
 from shoal_model.sequence import SequenceRun
-from shoal_model.synthetic import Synthetic, synthetic_weights
+from shoal_model.synthetic import Synthetic, check_weights, synthetic_weights, weight_bytes
 from support.checkpoints import RELEASED_CONFIG
 from support.tiny_model import TINY, text
 
@@ -70,3 +72,38 @@ def test_equal_seeds_give_equal_models_and_sane_logits() -> None:
     assert torch.isfinite(first).all()
     assert 0.1 < float(first.std()) < 10.0
     assert len(build_inventory(config)) > 100
+
+
+# Expert weights kept as bytes come in tiles, which those of this model do not fill.
+@pytest.mark.parametrize(("precision", "least"), [(SERVED, 0.85), (SERVED_BF16, 0.6)])
+def test_what_is_estimated_is_what_weights_take(precision: Precision, least: float) -> None:
+    config = ModelConfig.load(TINY)
+    weights = synthetic_weights(config, precision=precision, device=torch.device("cpu"), seed=1)
+    taken = sum(part.numel() * part.element_size() for part in _tensors(weights))
+    assert least * taken < sum(weight_bytes(config, precision)) < 1.15 * taken
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _tensors(part)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def test_weights_that_do_not_fit_are_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal_model.device.free_host_bytes", lambda: 20 << 30)
+    with pytest.raises(DoesNotFit, match=r"the weights of 40 layers need 6\d\.\d GiB"):
+        Model.synthetic(Synthetic(), num_blocks=3, num_slots=1)
+    check_weights(released_share(4), SERVED, torch.device("cpu"))
+    # On an accelerator the host holds the Engram tables only.
+    monkeypatch.setattr("shoal_model.device.free_bytes", lambda _: 10 << 30)
+    with pytest.raises(DoesNotFit, match=r"layers need 1\d\.\d GiB, of the memory of device cuda:0"):
+        check_weights(released_share(), SERVED_BF16, torch.device("cuda", 0))
+    monkeypatch.setattr("shoal_model.device.free_bytes", lambda _: 20 << 30)
+    monkeypatch.setattr("shoal_model.device.free_host_bytes", lambda: 1 << 30)
+    with pytest.raises(DoesNotFit, match="the Engram tables need"):
+        check_weights(released_share(), SERVED_BF16, torch.device("cuda", 0))

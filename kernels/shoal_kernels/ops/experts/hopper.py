@@ -5,25 +5,40 @@ import functools
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-# Shared memory that a block can have, without what the kernel takes beside its two rings.
+# Shared memory that a block can have, without what the kernel takes beside its rings.
 _RINGS = 217 * 1024
 _UNIT_BYTES = 16384 + 2048
+_FEW = 64
+
+
+def is_narrow(columns: int) -> bool:
+    """Whether words go straight to registers."""
+    return columns <= _FEW
 
 
 def stages(columns: int) -> tuple[int, int]:
-    """Units of words and units of rows in flight."""
-    row_units = 6 if columns > 64 else 12
-    return min(8, (_RINGS - row_units * columns * 128) // _UNIT_BYTES), row_units
+    """Units of words in flight (none: they do not pass shared memory), and units or, if narrow, blocks of rows."""
+    if is_narrow(columns):
+        return 0, 6
+    return min(8, (_RINGS - 6 * columns * 128) // _UNIT_BYTES), 6
 
 
-def groups(columns: int) -> int:
-    """Warpgroups that multiply."""
-    return 2 if columns > 64 else 4
+def threads(columns: int) -> int:
+    """Threads of a block."""
+    return 512 if is_narrow(columns) else 256 + 128
 
 
-def planes_at_once(columns: int) -> int:
-    """Planes of 32 that a batch of multiplications takes."""
-    return 1 if columns > 64 else 2
+def memory(columns: int, *, gate_up: bool) -> int:
+    """Bytes of shared memory."""
+    words, rows = stages(columns)
+    row_bytes = rows * columns * (512 if is_narrow(columns) else 128)
+    staging = 2 * columns * 128 if gate_up else columns * 528
+    return words * _UNIT_BYTES + max(row_bytes, staging) + 512 + 16 * columns * 4 + columns * 8
+
+
+def batch(columns: int) -> int:
+    """Steps of 16 of K that a batch of multiplications takes."""
+    return 4 if is_narrow(columns) else 2
 
 
 def source(*, columns: int, rows: int, blocks: int, gate_up: bool) -> str:
@@ -36,16 +51,13 @@ def source(*, columns: int, rows: int, blocks: int, gate_up: bool) -> str:
         "GATE_UP": int(gate_up),
         "W_UNITS": words,
         "X_UNITS": units,
-        "GROUPS": groups(columns),
-        "STEP": planes_at_once(columns),
+        "BATCH": batch(columns),
     }
+    files = "hopper.cuh", f"hopper_{'narrow' if is_narrow(columns) else 'wide'}.cuh", "hopper_epilogue.cuh"
     defines = "\n".join(f"#define {name} {value}" for name, value in sizes.items())
     # The names end here: TileLang puts its own headers behind this text.
     ends = "\n".join(f"#undef {name}" for name in sizes)
-    return "\n".join((defines, _wgmma(columns), *(_FOLDER.joinpath(name).read_text() for name in _FILES), ends, ""))
-
-
-_FILES = ("hopper.cuh", "hopper_epilogue.cuh")
+    return "\n".join((defines, _wgmma(columns), *(_FOLDER.joinpath(name).read_text() for name in files), ends, ""))
 
 
 def _wgmma(columns: int) -> str:
@@ -70,17 +82,14 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool):
 
     It takes x (tiled rows), words, scales, the shared expert's words and scales, starts, slot_pair, slot_weight, out
     (tiled rows for gate_up, else rows), limit, groups (of 8 slots in x, and in out for gate_up), the number of experts
-    (which is the index of the shared one), the range of experts to run and a bound on their row tiles.
+    (which is the index of the shared one), the range of experts to run, whether the next grid is to start late, and a
+    bound on the row tiles.
     """
     import tilelang
     import tilelang.language as T
     from tvm.target import Target
 
     text = source(columns=columns, rows=rows, blocks=blocks, gate_up=gate_up)
-    word_units, row_units = stages(columns)
-    staging = max(row_units * columns * 128, 2 * columns * 128 if gate_up else columns * 528)
-    memory = word_units * _UNIT_BYTES + staging + 512 + 16 * columns * 4 + columns * 8
-    threads = 128 * groups(columns) + 128
     target = Target({"kind": "cuda", "arch": "sm_90a"})
     with target:
         sizes = [T.dynamic(f"size_{i}") for i in range(9)]
@@ -101,10 +110,11 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool):
             experts: T.int32,
             first: T.int32,
             last: T.int32,
+            late: T.int32,
             tiles: T.int32,
         ):
-            with T.Kernel(rows // 256, tiles, threads=threads, prelude=text):
-                memory_bytes = T.alloc_shared((memory,), T.uint8, scope="shared.dyn")
+            with T.Kernel(rows // 256, tiles, threads=threads(columns), prelude=text):
+                memory_bytes = T.alloc_shared((memory(columns, gate_up=gate_up),), T.uint8, scope="shared.dyn")
                 T.call_extern(
                     "handle",
                     "expert_product",
@@ -122,6 +132,7 @@ def compiled(*, columns: int, rows: int, blocks: int, gate_up: bool):
                     experts,
                     first,
                     last,
+                    late,
                     T.access_ptr(memory_bytes, "rw"),
                 )
                 # This is what makes TileLang launch the grid before the one ahead has ended; the body waits itself.

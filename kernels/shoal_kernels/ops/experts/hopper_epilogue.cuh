@@ -133,60 +133,41 @@ __device__ __forceinline__ void store_outputs(Consumer& c, char* smem, u32 base,
 __device__ __forceinline__ void expert_product(const void* x, const void* words, const void* scales,
                                                const void* shared_words, const void* shared_scales, const int* starts,
                                                const int* slot_pair, const float* slot_weight, void* out, float limit,
-                                               int groups, int experts, int from, int to, unsigned char* memory) {
+                                               int groups, int experts, int from, int to, int late, unsigned char* memory) {
   char* smem = (char*)memory;
-  const u32 base = address_of(smem), bars = base + BARRIERS;
-  const Ring word_ring(bars, base + W_RING, W_UNITS, UNIT_BYTES);
-  const Ring row_ring(bars + 16 * W_UNITS, base + X_RING, X_UNITS, X_BYTES);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < W_UNITS; i++) {
-      barrier_init(word_ring.full + 8 * i, 1);
-      barrier_init(word_ring.empty + 8 * i, GROUPS * 4);
-    }
-    for (int i = 0; i < X_UNITS; i++) {
-      barrier_init(row_ring.full + 8 * i, 1);
-      barrier_init(row_ring.empty + 8 * i, GROUPS * 4);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
+  const u32 base = address_of(smem);
+  Block block(base);
   __syncthreads();
   // The rows' places are known once the gate and up grid runs: it waits for them before it lets the down grid start,
-  // which therefore waits in front of its rows only.
+  // which therefore waits in front of its rows only. What follows the last grid (`late`) would gather on the few
+  // multiprocessors without a block of this one.
   if (GATE_UP) grid_wait();
-  let_next_grid_start();
-  const Tile tile = find_tile(starts, from, to, blockIdx.y);
+  if (!late) let_next_grid_start();
+  // From the last expert on: the shared one, whose tiles take longest, is not left for the end.
+  const Tile tile = find_tile(starts, from, to, gridDim.y - 1 - blockIdx.y);
   if (tile.expert < 0) return;
   const bool is_shared = tile.expert == experts;
+  const size_t expert = is_shared ? 0 : tile.expert;
+  const int units = is_shared ? 4 : 2;
+  const char* own_words = (const char*)(is_shared ? shared_words : words) + expert * BLOCKS * units * ROWS * 64;
+  const char* own_scales = (const char*)(is_shared ? shared_scales : scales) + expert * BLOCKS * ROWS * 8;
   if (threadIdx.x >= CONSUMERS) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == CONSUMERS) {
-      const size_t expert = is_shared ? 0 : tile.expert;
-      const int units = is_shared ? 4 : 2;
-      produce_words(word_ring, (const char*)(is_shared ? shared_words : words) + expert * BLOCKS * units * ROWS * 64,
-                    (const char*)(is_shared ? shared_scales : scales) + expert * BLOCKS * ROWS * 8, units);
-    } else if (threadIdx.x == CONSUMERS + 32) {
-      produce_rows(row_ring, (const char*)x, tile.slot, groups);
-    }
+    block.copy((const char*)x, tile.slot, groups, own_words, own_scales, units);
   } else {
-    if constexpr (GROUPS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    else asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-    if (threadIdx.x < BN) {
-      const bool inside = threadIdx.x < tile.columns;
-      ((float*)(smem + COLUMN))[threadIdx.x] = inside ? slot_weight[tile.slot + threadIdx.x] : 0.0f;
-      ((int*)(smem + COLUMN + BN * 4))[threadIdx.x] = inside ? slot_pair[tile.slot + threadIdx.x] : 0;
+    Consumer c = block.consumer((const char*)x, tile.slot, groups, own_words, own_scales);
+    // Not by the first warp, which may have rows to copy; nobody waits for it before the epilogue.
+    const int column = threadIdx.x - (CONSUMERS - 128);
+    if (column >= 0 && column < BN) {
+      const bool inside = column < tile.columns;
+      ((float*)(smem + COLUMN))[column] = inside ? slot_weight[tile.slot + column] : 0.0f;
+      ((int*)(smem + COLUMN + BN * 4))[column] = inside ? slot_pair[tile.slot + column] : 0;
     }
-    named_barrier(1, CONSUMERS);
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, place = warp / 4 * TILES;
-    Consumer c{word_ring, row_ring};
-    c.lane = lane, c.warp = warp;
-    const int row = GATE_UP ? place * 32 + (warp & 3) * 8 : place * 64 + (warp & 3) * 16;
-    const int from = row + (lane & 7) + (lane >> 3 & 1) * (GATE_UP ? 128 : 8);
-    c.word_row = from * 64 + (((lane >> 4) ^ (from >> 1 & 3)) * 16);
-    c.scale_row = (row + lane / 4) * 8;
 #pragma unroll
     for (int i = 0; i < TILES * BN / 2; i++) c.acc[i / (BN / 2)][i % (BN / 2)] = 0.0f;
     if (is_shared) c.template run<false>();
     else c.template run<true>();
+    named_barrier(1, CONSUMERS);
+    if (late) let_next_grid_start();
     if (GATE_UP) store_activation(c, smem, base, tile, limit, (char*)out, groups);
     else store_outputs(c, smem, base, tile, (char*)out);
   }

@@ -10,8 +10,8 @@ FP4  2 words a block. A = p0 | rotl(p1, 6) | p2 >> 6 | C & 0x0C18, B = p3 | rotl
      with C = rotl(p6, 4) | p7 >> 2 (masks for each half); rotl turns all 32 bits
 FP8  4 words a block, word w = p | rotl(q & 0x8780, 4) | (q & 0x0070) >> 4 with p, q = planes 2w, 2w + 1
 
-words   int32 [E, K / 256, words of a block, N, 16]; K is padded with zeros. The 16-byte chunk c of row n stands at
-        c ^ (n / 2 % 4), so that eight rows of a chunk lie in different banks of shared memory
+words   int32 [E, K / 256, words of a block, N, 16]; K is padded with zeros. The 16-byte chunk t of a row holds columns
+        t, t + 4, t + 8 and t + 12: what a lane of a tensor core's left operand takes of a row in two steps of K
 scales  uint8 [E, K / 256, N, 8]: for every plane the exponent field of the bfloat16 multiplier, 2^(scale + 126 or 120)
 """
 
@@ -44,7 +44,7 @@ def pack_fp4(data: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     rest = _rotl(planes[6], 4) | _shr(planes[7], 2)
     first = planes[0] | _rotl(planes[1], 6) | _shr(planes[2], 6) | (rest & _FROM_A)
     second = planes[3] | _rotl(planes[4], 6) | _shr(planes[5], 6) | _shr(rest & _FROM_B, 2)
-    return _swizzled(torch.stack((first, second), 1)), _scales(scale, _FP4_EXPONENT)
+    return _by_lane(torch.stack((first, second), 1)), _scales(scale, _FP4_EXPONENT)
 
 
 def pack_fp8(data: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def pack_fp8(data: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     even, odd = pairs[:, 0::2], pairs[:, 1::2]
     words = even | _rotl(odd & _SIGNED_HIGH, 4) | _shr(odd & _LOW, 4)
     rows = scale.view(torch.uint8).repeat_interleave(WEIGHT_BLOCK, 0)[: data.shape[0]]
-    return _swizzled(words), _scales(rows, _FP8_EXPONENT)
+    return _by_lane(words), _scales(rows, _FP8_EXPONENT)
 
 
 def _planes(data: Tensor, plane_bytes: int) -> Tensor:
@@ -69,11 +69,9 @@ def _planes(data: Tensor, plane_bytes: int) -> Tensor:
     return padded.view(rows, -1, PLANES, plane_bytes).permute(1, 2, 0, 3)
 
 
-def _swizzled(words: Tensor) -> Tensor:
-    """words [..., N, 16] with the chunks of every row moved to their places."""
-    row, column = torch.arange(words.shape[-2], device=words.device), torch.arange(16, device=words.device)
-    source = column[None, :] ^ ((row[:, None] // 2 % 4) * 4)
-    return words.gather(-1, source.expand(words.shape))
+def _by_lane(words: Tensor) -> Tensor:
+    """words [..., N, 16] with the columns of every row moved to their chunks."""
+    return words.unflatten(-1, (4, 4)).mT.flatten(-2)
 
 
 def _scales(scale: Tensor, exponent: int) -> Tensor:

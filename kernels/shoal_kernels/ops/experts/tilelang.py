@@ -79,16 +79,18 @@ def _run(
     parts = torch.empty(pairs + (0 if shared is None else rows), dim, dtype=x.dtype, device=x.device)
     other = routed if shared is None else shared
     places = slots.starts, slots.slot_pair, slots.slot_weight
+    launches = _launches(pairs, rows, count, shared is not None)
     for side, depth, out_rows, source, out in (
         ("gate_up", dim, 2 * inner, slots.x, u),
         ("down", inner, dim, u, parts.view(-1)),
     ):
         stored = [getattr(each, name).view(-1) for each in (routed, other) for name in (side, f"{side}_scale")]
-        for columns, first, last, tiles in _launches(pairs, rows, count, shared is not None):
+        for columns, first, last, tiles in launches:
             kernel = compiled(columns=columns, rows=out_rows, blocks=depth // 256, gate_up=side == "gate_up")
-            kernel(source, *stored, *places, out, limit, slots.groups, count, first, last, tiles)
+            late = side == "down" and (columns, first, last, tiles) == launches[-1]
+            kernel(source, *stored, *places, out, limit, slots.groups, count, first, last, int(late), tiles)
     both = None if shared is None else parts[pairs:]
-    return combine(ids, parts[:pairs].view(rows, ids.shape[1], dim), both)
+    return combine(ids, parts[:pairs].view(rows, ids.shape[1], dim), both, overlaps=True)
 
 
 def _launches(pairs: int, rows: int, count: int, shared: bool) -> list[tuple[int, int, int, int]]:

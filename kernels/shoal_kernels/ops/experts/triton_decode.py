@@ -92,16 +92,13 @@ def decode_fp8(word, scale, ODD: tl.constexpr):
 @triton.jit
 def load_words(words, rows, mask, MASKED: tl.constexpr):
     """A word tile of `rows`: int16 [N, 32], in the interpreter int32 [N, 16]."""
-    turn = (rows // 2) % 4
-    if _INTERPRETED:
-        column = tl.arange(0, 16)
-        place = ((column[None, :] // 4) ^ turn[:, None]) * 4 + column[None, :] % 4
-        return tl.load(words + rows[:, None] * 16 + place, mask=mask[:, None], other=0)
-    column = tl.arange(0, 32)
-    place = rows[:, None] * 32 + ((column[None, :] // 8) ^ turn[:, None]) * 8 + column[None, :] % 8
-    # The analysis loses sight of the 16-byte chunks behind the exclusive or.
-    pointers = words.to(tl.pointer_type(tl.int16)) + tl.max_contiguous(tl.multiple_of(place, (1, 8)), (1, 8))
-    return tl.load(pointers, mask=mask[:, None], other=0) if MASKED else tl.load(pointers)
+    HALVES: tl.constexpr = 1 if _INTERPRETED else 2
+    pointers = words if _INTERPRETED else words.to(tl.pointer_type(tl.int16))
+    pointers += rows[:, None] * (16 * HALVES) + tl.arange(0, 16 * HALVES)[None, :]
+    stored = tl.load(pointers, mask=mask[:, None], other=0) if MASKED else tl.load(pointers)
+    # Chunk t holds columns t, t + 4, t + 8 and t + 12.
+    columns = tl.permute(tl.reshape(stored, (rows.shape[0], 4, 4, HALVES)), (0, 2, 1, 3))
+    return tl.reshape(columns, (rows.shape[0], 16 * HALVES))
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from shoal_kernels.triton_lib import EXACT_OPTIONS, cast_q8, round_bf16
 
@@ -42,13 +43,15 @@ def _sort(ids, starts, order, pairs, num_experts, BLOCK: tl.constexpr):
 @triton.jit
 def _combine(
     ids, parts, shared, out, dim, TOP_K: tl.constexpr, SLOTS: tl.constexpr, HAS_SHARED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < dim
     slot = tl.arange(0, SLOTS)
     chosen = tl.load(ids + row * TOP_K + slot, mask=slot < TOP_K, other=0x7FFFFFFF)
+    if OVERLAPS:
+        gdc_wait()
     total = tl.zeros([BLOCK], tl.float32)
     for _ in range(TOP_K):
         smallest = tl.min(chosen, 0)
@@ -84,10 +87,13 @@ def sort_pairs(ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch
     return starts, order
 
 
-def combine(ids: torch.Tensor, parts: torch.Tensor, shared: torch.Tensor | None) -> torch.Tensor:
+def combine(
+    ids: torch.Tensor, parts: torch.Tensor, shared: torch.Tensor | None, *, overlaps: bool = False
+) -> torch.Tensor:
     """parts bfloat16 [R, k, D] in the places of `ids` [R, k] -> their float32 sum in ascending expert id [R, D].
 
-    With `shared` bfloat16 [R, D], which is added last, the sum is rounded to bfloat16.
+    With `shared` bfloat16 [R, D], which is added last, the sum is rounded to bfloat16. `overlaps` (from SM90 on): the
+    kernel is launched before the grid in front, which writes `parts`, has ended, if that grid lets it.
     """
     rows, top_k, dim = parts.shape
     dtype = torch.float32 if shared is None else torch.bfloat16
@@ -95,6 +101,7 @@ def combine(ids: torch.Tensor, parts: torch.Tensor, shared: torch.Tensor | None)
     block = min(1024, triton.next_power_of_2(dim))
     _combine[(rows, triton.cdiv(dim, block))](
         ids, parts, parts if shared is None else shared, out, dim, TOP_K=top_k, SLOTS=triton.next_power_of_2(top_k),
-        HAS_SHARED=shared is not None, BLOCK=block, num_warps=4,
+        HAS_SHARED=shared is not None, BLOCK=block, OVERLAPS=overlaps, num_warps=4,
+        **({"launch_pdl": True} if overlaps else {}),
     )  # fmt: skip
     return out

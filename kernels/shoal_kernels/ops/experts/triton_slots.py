@@ -13,13 +13,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
-from shoal_kernels.triton_lib import EXACT_OPTIONS, cast_q8, round_bf16
+from shoal_kernels.triton_lib import EXACT_OPTIONS, IS_INTERPRETED, cast_q8, round_bf16
 
 SLACK = 128
 """Slots behind the last one that a tile of rows may read."""
 _FEW = 1024
 """Pairs up to which programs find their slots themselves."""
+
+
+_INTERPRETED = tl.constexpr(IS_INTERPRETED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ def _assign_and_spread(
     TOP_K: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For few pairs: every program finds the slot of its row and place itself, from all ids."""
+    if not _INTERPRETED:
+        gdc_launch_dependents()  # The products' grid waits for this one before it reads.
     row, part, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     pair = tl.arange(0, BLOCK)
     everyone = tl.load(ids + pair, mask=pair < pairs, other=num_experts)

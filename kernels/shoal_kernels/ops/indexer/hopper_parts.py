@@ -170,8 +170,7 @@ def finish(
     scale,
     out,
     coarse,
-    listed,
-    length,
+    place,
     rows,
     entry,
     width,
@@ -181,7 +180,7 @@ def finish(
     LISTED: gl.constexpr,
     LC: gl.constexpr,
 ):
-    """Weighted head sums of ROWS rows, stored; of all entries also the largest of each 8."""
+    """Weighted head sums of ROWS rows, stored where `find_places` says; of all entries also the largest of each 8."""
     w = scales.slice(AT, ROWS * 32).load(gl.SliceLayout(0, LC))
     # x + |x| is twice the ramp, in the pipe that the decoding of codes leaves free; weights are halved for it.
     asm: gl.constexpr = "{.reg .f32 t; abs.f32 t, $1; add.f32 $0, $1, t;}"
@@ -194,10 +193,9 @@ def finish(
     row = FIRST + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LS))
     key = gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
     if LISTED:
-        place = entry + key
-        chosen = gl.load(listed + gl.minimum(place // 8, length - 1))
-        at = (row * width)[None, :] + (chosen * 8 + key % 8)[:, None]
-        gl.store(out + at, total.to(gl.bfloat16), mask=(row < rows)[None, :] & (place < length * 8)[:, None])
+        place = gl.convert_layout(place, LS, assert_trivial=True)
+        at = (row * width)[None, :] + place * 8 + (key % 8)[:, None]
+        gl.store(out + at, total.to(gl.bfloat16), mask=place >= 0)
     else:
         at = (row * width)[None, :] + key[:, None]
         gl.store(out + entry + at, total.to(gl.bfloat16), mask=(row < rows)[None, :])
@@ -206,6 +204,51 @@ def finish(
         row = FIRST + gl.arange(0, ROWS, layout=gl.SliceLayout(0, LB))
         at = (row * (width // 8))[None, :] + gl.arange(0, 8, layout=gl.SliceLayout(1, LB))[:, None]
         gl.store(coarse + entry // 8 + at, best.to(gl.bfloat16), mask=(row < rows)[None, :])
+
+
+@gluon.jit
+def find_places(places, length, entry, rows, FIRST: gl.constexpr, ROWS: gl.constexpr):
+    """Where the rows list the blocks of 64 keys, int32 [64, ROWS], -1 for nowhere; held as `finish` holds its sums."""
+    lanes: gl.constexpr = [[0, 1], [0, 2]] if ROWS == 4 else [[0, 0], [0, 1]]
+    L: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[1, 0]],
+        lane_bases=[lanes[0], lanes[1], [2, 0], [4, 0], [8, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, ROWS],
+    )
+    row = FIRST + gl.arange(0, ROWS, layout=gl.SliceLayout(0, L))
+    at = entry + gl.arange(0, 64, layout=gl.SliceLayout(1, L))
+    inside = (row < rows)[None, :] & (at < length * 8)[:, None]
+    return gl.load(places + (at // 8 * 8)[:, None] + row[None, :], mask=inside, other=-1).to(gl.int32)
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def find_listed(lengths, rows, part, parts):
+    """As `row_groups.find_listed`, for blocks of 8 entries and tiles of 64."""
+    L: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    lane = gl.arange(0, 1024, layout=L)
+    total = 0
+    for base in range(0, rows, 1024):
+        total += gl.sum((gl.load(lengths + base + lane, mask=base + lane < rows, other=0) + 7) // 8, 0)
+    tile = (part * total.to(gl.int64) // parts).to(gl.int32)
+    end = ((part + 1) * total.to(gl.int64) // parts).to(gl.int32)
+    group = 0
+    first_tile = 0
+    before = 0
+    for base in range(0, rows, 1024):
+        own = (gl.load(lengths + base + lane, mask=base + lane < rows, other=0) + 7) // 8
+        through = before + gl.associative_scan(own, 0, _add)
+        is_past = (through <= tile) & (base + lane < rows)
+        group += gl.sum(is_past.to(gl.int32), 0)
+        first_tile = gl.maximum(first_tile, gl.max(gl.where(is_past, through, 0), 0))
+        before += gl.sum(own, 0)
+    return tile, end, group, first_tile
 
 
 @gluon.jit

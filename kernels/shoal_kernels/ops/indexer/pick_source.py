@@ -37,7 +37,8 @@ __device__ __forceinline__ int scan_warp(int value, int lane) {
 }
 
 // OCTETS of a thread in one part of the list.
-// SOURCE 0: coarse blocks, 1: candidate blocks, 2: entries of listed blocks.
+// SOURCE 0: coarse blocks, 1: candidate blocks, 2: entries of listed blocks, among the scores of all entries, 3: the
+// same, with scores in the places of the list.
 template <int SOURCE, int OCTETS>
 struct Part {
   uint32_t pairs[OCTETS * 4];
@@ -47,18 +48,21 @@ struct Part {
       const uint16_t* scores, const uint16_t* entries, const int32_t* blocks, int octets, int count, int visible,
       int part) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    int end = SOURCE == 2 ? visible : count;
+    int end = SOURCE >= 2 ? visible : count;
 #pragma unroll
     for (int j = 0; j < OCTETS; ++j) {
       int octet = part * (kThreads * OCTETS) + (warp * OCTETS + j) * 32 + lane;
-      first[j] = octet < octets ? (SOURCE == 2 ? blocks[octet] : octet) * 8 : -8;
+      first[j] = octet < octets ? (SOURCE >= 2 ? blocks[octet] : octet) * 8 : -8;
     }
     uint4 raw[OCTETS];
 #pragma unroll
     for (int j = 0; j < OCTETS; ++j) {
       bool exists = first[j] >= 0 && first[j] < end;
       raw[j] = make_uint4(kNone, kNone, kNone, kNone);
-      if (exists) raw[j] = *reinterpret_cast<const uint4*>(scores + first[j]);
+      int octet = part * (kThreads * OCTETS) + (warp * OCTETS + j) * 32 + lane;
+      // Scores in the list's order may be read before it is known which blocks these are.
+      if (SOURCE == 3 ? octet < octets : exists)
+        raw[j] = *reinterpret_cast<const uint4*>(scores + (SOURCE == 3 ? octet * 8 : first[j]));
     }
 #pragma unroll
     for (int j = 0; j < OCTETS; ++j) {
@@ -115,7 +119,7 @@ __device__ __forceinline__ void pick(
   int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   int visible = static_cast<int>(n_vis < bound ? n_vis : bound);
   int count = (visible + 7) >> 3;
-  int octets = SOURCE == 2 ? listed : (count + 7) >> 3;
+  int octets = SOURCE >= 2 ? listed : (count + 7) >> 3;
   constexpr int kOctets = kThreads * OCTETS;
   int parts = (octets + kOctets - 1) / kOctets;
   bool whole = parts <= 1;

@@ -64,7 +64,7 @@ def build(source: int, octets: int):
 
 
 @functools.cache
-def _arch(device: torch.device) -> str:
+def arch_of(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}a"
 
@@ -79,4 +79,6 @@ def pick(source, scores, out, n_vis, places, bound, *, size, entries=None, block
     octets = 1 if places <= 8 * _THREADS else 4
     bits = scores.view(torch.int16)
     entry_bits = bits if entries is None else entries.view(torch.int16)
-    kernel(source, octets, _arch(scores.device))(bits, entry_bits, out if blocks is None else blocks, n_vis, out, bound)
+    kernel(source, octets, arch_of(scores.device))(
+        bits, entry_bits, out if blocks is None else blocks, n_vis, out, bound
+    )

@@ -14,12 +14,13 @@ import triton.language as tl
 
 from shoal_kernels.ops.indexer.sort_keys import COARSE, LARGEST_BF16_KEY, LAST_BLOCK_KEY, sort_key
 
-COARSE_BLOCKS, BLOCKS, GATHERED = 0, 1, 2
+COARSE_BLOCKS, BLOCKS, GATHERED, LISTED = 0, 1, 2, 3
 """Where the scores of a list are, and what its places stand for.
 
 COARSE_BLOCKS  score p of the row, of coarse block p; the last visible one is looked up among its visible entries
 BLOCKS         score p of the row, of block p: at most the largest finite one, the last visible block's above all
 GATHERED       scores of the entries of listed blocks in a row of all entries; entries
+LISTED         score p of the row, of entry p of the listed blocks; entries
 """
 _LARGEST_LIST = 1 << 14
 _COARSE = tl.constexpr(COARSE)
@@ -31,11 +32,12 @@ def _load(scores, blocks, place, count, visible, last_key, SIZE: tl.constexpr, S
     inside = place < count
     ids = place
     at = place
-    if SOURCE == 2:
+    if SOURCE >= 2:
         block = tl.load(blocks + place // SIZE, mask=inside, other=-1)
         ids = block * SIZE + place % SIZE
         inside = inside & (block >= 0) & (ids < visible)
-        at = ids
+        if SOURCE == 2:
+            at = ids
     key = sort_key(tl.load(scores + at, mask=inside, other=0))
     if SOURCE == 1:
         key = tl.minimum(key, LARGEST_BF16_KEY)
@@ -92,7 +94,7 @@ def _pick(
     out += row * k
     visible = tl.minimum(tl.load(n_vis + row), bound).to(tl.int32)
     last_key = LAST_BLOCK_KEY
-    if SOURCE == 2:
+    if SOURCE >= 2:
         count = num_listed * SIZE
     else:
         count = (visible + SIZE - 1) // SIZE

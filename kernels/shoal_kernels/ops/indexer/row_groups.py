@@ -51,7 +51,6 @@ def _find_groups(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
-    WITH_TILES: tl.constexpr,
 ):
     run_start = 0
     groups = 0
@@ -69,82 +68,94 @@ def _find_groups(
         groups += tl.sum(first.to(tl.int32), 0)
     tl.store(starts + groups, rows)
     tl.store(count, groups)
-    if WITH_TILES:
-        tl.debug_barrier()
-        before_all = 0
-        for base in range(0, groups, CHUNK):
-            group = base + tl.arange(0, CHUNK)
-            inside = group < groups
-            first = tl.load(starts + group, mask=inside, other=0)
-            last = tl.load(starts + group + 1, mask=inside, other=0)
-            longest = tl.zeros((CHUNK,), tl.int64)
-            for i in tl.static_range(GROUP):
-                visible = tl.load(n_vis + first + i, mask=inside & (first + i < last), other=0)
-                longest = tl.maximum(longest, visible)
-            own = (tl.minimum(longest, bound).to(tl.int32) + TILE - 1) // TILE
-            tl.store(tiles + group, before_all + tl.cumsum(own, 0) - own, mask=inside)
-            before_all += tl.sum(own, 0)
-        tl.store(tiles + groups, before_all)
+    tl.debug_barrier()
+    before_all = 0
+    for base in range(0, groups, CHUNK):
+        group = base + tl.arange(0, CHUNK)
+        inside = group < groups
+        first = tl.load(starts + group, mask=inside, other=0)
+        last = tl.load(starts + group + 1, mask=inside, other=0)
+        longest = tl.zeros((CHUNK,), tl.int64)
+        for i in tl.static_range(GROUP):
+            visible = tl.load(n_vis + first + i, mask=inside & (first + i < last), other=0)
+            longest = tl.maximum(longest, visible)
+        own = (tl.minimum(longest, bound).to(tl.int32) + TILE - 1) // TILE
+        tl.store(tiles + group, before_all + tl.cumsum(own, 0) - own, mask=inside)
+        before_all += tl.sum(own, 0)
+    tl.store(tiles + groups, before_all)
 
 
 @triton.jit
 def _unite_candidates(
     candidates,
+    row_seq,
     n_vis,
-    starts,
-    count,
     flags,
     listed,
+    places,
     lengths,
+    stops,
+    rows,
     num_candidates,
     num_blocks,
-    list_width,
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    group = tl.program_id(0)
-    if group < tl.load(count):
-        first = tl.load(starts + group)
-        last = tl.load(starts + group + 1)
-        flags += group.to(tl.int64) * num_blocks
-        listed += group.to(tl.int64) * list_width
+    first = tl.program_id(0)
+    sequence = tl.load(row_seq + first)
+    run = -1
+    base = first
+    while run < 0:
+        row = base - tl.arange(0, 64)
+        before = tl.load(row_seq + row - 1, mask=row > 0, other=-1)
+        run = tl.max(tl.where((row >= 0) & (before != sequence), row, -1), 0)
+        base -= 64
+    length = 0
+    last = first
+    if (first - run) % GROUP == 0:
+        later = first + 1 + tl.arange(0, 8)
+        inside = later < tl.minimum(first + GROUP, rows)
+        other = tl.load(row_seq + later, mask=inside, other=-1) != sequence
+        last = tl.min(tl.where(other, later, first + GROUP), 0)
+        flags += first.to(tl.int64) * num_blocks
+        listed += first.to(tl.int64) * num_candidates
+        places += first.to(tl.int64) * num_candidates * 8
         offset = tl.arange(0, CHUNK)
         wide = tl.arange(0, WIDE)
         for base in range(0, num_blocks, WIDE):
-            tl.store(flags + base + wide, tl.zeros((WIDE,), tl.int8), mask=base + wide < num_blocks)
+            tl.store(flags + base + wide, tl.zeros((WIDE,), tl.int32), mask=base + wide < num_blocks)
         tl.debug_barrier()
         candidates += first.to(tl.int64) * num_candidates
         for i in tl.static_range(GROUP):
             visible = tl.load(n_vis + first + i, mask=first + i < last, other=0)
             for base in range(0, num_candidates, CHUNK):
                 place = base + offset
-                inside = (place < num_candidates) & (first + i < last)
-                block = tl.load(candidates + i * num_candidates + place, mask=inside, other=-1)
+                block = tl.load(candidates + i * num_candidates + place, mask=place < num_candidates, other=-1)
                 wanted = (block >= 0) & (block < num_blocks) & (block.to(tl.int64) * SIZE < visible)
-                tl.store(flags + block, tl.full((CHUNK,), 1, tl.int8), mask=wanted)
+                tl.store(flags + block, tl.full((CHUNK,), 1, tl.int32), mask=wanted)
         tl.debug_barrier()
-        length = 0
         for base in range(0, num_blocks, WIDE):
             block = base + wide
-            wanted = tl.load(flags + block, mask=block < num_blocks, other=0).to(tl.int32)
-            tl.store(listed + length + tl.cumsum(wanted, 0) - 1, block, mask=wanted > 0)
+            wanted = tl.load(flags + block, mask=block < num_blocks, other=0)
+            index = length + tl.cumsum(wanted, 0) - 1
+            tl.store(listed + index, block, mask=wanted > 0)
+            tl.store(flags + block, index, mask=wanted > 0)
+            for i in tl.static_range(GROUP):
+                tl.store(places + index * 8 + i, tl.full((WIDE,), -1, places.dtype.element_ty), mask=wanted > 0)
             length += tl.sum(wanted, 0)
-        tl.store(lengths + group, length)
-
-
-@triton.jit
-def _count_tiles(lengths, tiles, count, SIZE: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr):
-    groups = tl.load(count)
-    before_all = 0
-    for base in range(0, groups, CHUNK):
-        group = base + tl.arange(0, CHUNK)
-        inside = group < groups
-        own = (tl.load(lengths + group, mask=inside, other=0) * SIZE + TILE - 1) // TILE
-        tl.store(tiles + group, before_all + tl.cumsum(own, 0) - own, mask=inside)
-        before_all += tl.sum(own, 0)
-    tl.store(tiles + groups, before_all)
+        tl.debug_barrier()
+        for i in tl.static_range(GROUP):
+            visible = tl.load(n_vis + first + i, mask=first + i < last, other=0)
+            for base in range(0, num_candidates, CHUNK):
+                place = base + offset
+                block = tl.load(candidates + i * num_candidates + place, mask=place < num_candidates, other=-1)
+                wanted = (block >= 0) & (block < num_blocks) & (block.to(tl.int64) * SIZE < visible)
+                index = tl.load(flags + block, mask=wanted, other=0)
+                tl.store(places + index * 8 + i, place.to(places.dtype.element_ty), mask=wanted)
+    tl.store(lengths + first, length)
+    tl.store(stops + first, last)
 
 
 @triton.jit
@@ -161,11 +172,36 @@ def find_group(tiles, count, tile):
     return low
 
 
-def find_groups(row_seq: Tensor, n_vis: Tensor, bound: int, tile: int, *, with_tiles: bool = True) -> RowGroups:
+@triton.jit
+def find_listed(lengths, rows, part, parts, SIZE: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr):
+    """First and last + 1 key tile of a program's equal part of all, the group of the first, tiles before that group."""
+    total = 0
+    for base in range(0, rows, CHUNK):
+        row = base + tl.arange(0, CHUNK)
+        total += tl.sum((tl.load(lengths + row, mask=row < rows, other=0) * SIZE + TILE - 1) // TILE, 0)
+    tile = (part * total.to(tl.int64) // parts).to(tl.int32)
+    end = ((part + 1) * total.to(tl.int64) // parts).to(tl.int32)
+    group = 0
+    first_tile = 0
+    before = 0
+    for base in range(0, rows, CHUNK):
+        row = base + tl.arange(0, CHUNK)
+        own = (tl.load(lengths + row, mask=row < rows, other=0) * SIZE + TILE - 1) // TILE
+        through = before + tl.cumsum(own, 0)
+        is_past = (through <= tile) & (row < rows)
+        group += tl.sum(is_past.to(tl.int32), 0)
+        first_tile = tl.maximum(first_tile, tl.max(tl.where(is_past, through, 0), 0))
+        before += tl.sum(own, 0)
+    return tile, end, group, first_tile
+
+
+def find_groups(row_seq: Tensor, n_vis: Tensor, bound: int, tile: int) -> RowGroups:
     """Groups of the rows; n_vis int64 [R] counts at most `bound` entries, `tile` of them make a key tile."""
     rows = row_seq.shape[0]
-    data = torch.empty(2 * rows + 3, dtype=torch.int32, device=row_seq.device)
-    groups = RowGroups(data[: rows + 1], data[rows + 1 : 2 * rows + 2], data[2 * rows + 2 :])
+    # Each part begins at 16 bytes, whatever the number of rows: Triton compiles another kernel for another alignment.
+    part = -(-(rows + 1) // 4) * 4
+    data = torch.empty(2 * part + 1, dtype=torch.int32, device=row_seq.device)
+    groups = RowGroups(data[: rows + 1], data[part : part + rows + 1], data[2 * part :])
     chunk = min(_CHUNK, triton.next_power_of_2(max(rows, 16)))
     _find_groups[(1,)](
         row_seq,
@@ -178,7 +214,6 @@ def find_groups(row_seq: Tensor, n_vis: Tensor, bound: int, tile: int, *, with_t
         TILE=tile,
         GROUP=GROUP,
         CHUNK=chunk,
-        WITH_TILES=with_tiles,
         num_warps=8 if chunk > 256 else 4,
     )
     return groups
@@ -186,48 +221,53 @@ def find_groups(row_seq: Tensor, n_vis: Tensor, bound: int, tile: int, *, with_t
 
 @dataclass(frozen=True, slots=True)
 class UnitedCandidates:
-    """The candidate blocks of any row of a group, for each group.
+    """The candidate blocks of any row of a group, for each group; a group stands at its first row.
 
-    blocks   int32 [R, width]: ascending block ids
-    lengths  int32 [R]: how many
+    blocks   int32 [R, C]: ascending block ids, from the first row of the group on: as many as its rows have room for
+    places   int16 or int32 [R, C, 8]: where each row of the group lists that block, -1: nowhere that it sees
+    lengths  int32 [R]: how many blocks, 0 for rows that start no group
+    stops    int32 [R]: the end of the group's rows
     """
 
     blocks: Tensor
+    places: Tensor
     lengths: Tensor
+    stops: Tensor
+
+    @staticmethod
+    def empty(candidates: Tensor) -> UnitedCandidates:
+        """Memory for candidates int32 [R, C]."""
+        rows, listed = candidates.shape
+        device, kind = candidates.device, torch.int16 if listed < 1 << 15 else torch.int32
+        ends = torch.empty(2, rows, dtype=torch.int32, device=device)
+        places = torch.empty(rows, listed, 8, dtype=kind, device=device)
+        return UnitedCandidates(torch.empty_like(candidates), places, ends[0], ends[1])
 
 
-def unite_candidates(
-    candidates: Tensor, size: int, row_seq: Tensor, n_vis: Tensor, bound: int, tile: int
-) -> tuple[RowGroups, UnitedCandidates]:
-    """Groups of the rows whose key tiles cover the entries of the groups' candidates."""
+def unite_candidates(candidates: Tensor, size: int, row_seq: Tensor, n_vis: Tensor, bound: int) -> UnitedCandidates:
+    """candidates int32 [R, C]: blocks of `size` entries, distinct in a row; n_vis counts at most `bound` entries."""
     rows, num_candidates = candidates.shape
-    groups = find_groups(row_seq, n_vis, bound, tile, with_tiles=False)
     num_blocks = -(-bound // size)
-    width = min(num_blocks, GROUP * num_candidates)
-    flags = torch.empty(rows, num_blocks, dtype=torch.int8, device=candidates.device)
-    united = UnitedCandidates(
-        torch.empty(rows, width, dtype=torch.int32, device=candidates.device),
-        torch.empty(rows, dtype=torch.int32, device=candidates.device),
-    )
+    united = UnitedCandidates.empty(candidates)
+    flags = torch.empty(rows, num_blocks, dtype=torch.int32, device=candidates.device)
     chunk = min(2048, triton.next_power_of_2(max(num_candidates, 16)))
     wide = min(16384, triton.next_power_of_2(max(num_blocks, 16)))
     _unite_candidates[(rows,)](
         candidates,
+        row_seq,
         n_vis,
-        groups.starts,
-        groups.count,
         flags,
         united.blocks,
+        united.places,
         united.lengths,
+        united.stops,
+        rows,
         num_candidates,
         num_blocks,
-        width,
         SIZE=size,
         GROUP=GROUP,
         CHUNK=chunk,
         WIDE=wide,
         num_warps=16 if wide > 4096 else 4,
     )
-    chunk = min(_CHUNK, triton.next_power_of_2(max(rows, 16)))
-    _count_tiles[(1,)](united.lengths, groups.tiles, groups.count, SIZE=size, TILE=tile, CHUNK=chunk, num_warps=4)
-    return groups, united
+    return united

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Index scores on Hopper, in Gluon: blocks of one warpgroup, each with an equal range of all key tiles.
 
-Two blocks share a multiprocessor: while one multiplies, the other sums heads, stores, and decodes its next keys. The
-order of a sum is fixed by the shapes of one row and one key.
+Three blocks share a multiprocessor, which limits their registers: while one multiplies, the others sum heads, store,
+and decode their next keys. The order of a sum is fixed by the shapes of one row and one key.
 """
 
 from __future__ import annotations
@@ -12,11 +12,23 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
-from shoal_kernels.ops.indexer.hopper_parts import decode, find_tile, finish, load_tile, stage_rows, tables
-from shoal_kernels.ops.indexer.row_groups import find_group
+from shoal_kernels.ops.indexer.hopper_parts import (
+    decode,
+    find_listed,
+    find_places,
+    find_tile,
+    finish,
+    load_tile,
+    stage_rows,
+    tables,
+)
+from shoal_kernels.ops.indexer.row_groups import UnitedCandidates, find_group
+from shoal_kernels.ops.indexer.scores_triton import group_arguments
 from shoal_kernels.ops.indexer.sort_keys import COARSE
 
 TILE = 64
+_BLOCKS, _REGISTERS = 3, 168
+"""Blocks on a multiprocessor, and registers that each thread of theirs can have."""
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
@@ -28,6 +40,7 @@ def _segment(
     out,
     coarse,
     listed,
+    places,
     length,
     entry,
     end,
@@ -68,16 +81,22 @@ def _segment(
         # The next tile's keys, and where those of the one after are, arrive during the products.
         found, exponent = load_tile(words, storage, block, slot, block_units, LISTED, PER_BLOCK, LW)
         block, slot = find_tile(table_row, listed, length, at + 128, bound, LISTED, PER_BLOCK, LW)
+        place0 = 0
+        place1 = 0
+        if LISTED:
+            place0 = find_places(places, length, at, rows, 0, FULL)
+            if REST > 0:
+                place1 = find_places(places, length, at, rows, FULL, REST)
         # Without a barrier the compiler moves these loads behind the sums, to the place where it needs them.
         _barrier()
         if REST > 0:
             acc0 = hopper.warpgroup_mma_wait(1, deps=(acc0,))
-            finish(acc0, scales, scale, out, coarse, listed, length, rows, at, width, 0, 0, FULL, LISTED, LC0)
+            finish(acc0, scales, scale, out, coarse, place0, rows, at, width, 0, 0, FULL, LISTED, LC0)
             acc1 = hopper.warpgroup_mma_wait(0, deps=(acc1,))
-            finish(acc1, scales, scale, out, coarse, listed, length, rows, at, width, 128, FULL, REST, LISTED, LC1)
+            finish(acc1, scales, scale, out, coarse, place1, rows, at, width, 128, FULL, REST, LISTED, LC1)
         else:
             acc0 = hopper.warpgroup_mma_wait(0, deps=(acc0,))
-            finish(acc0, scales, scale, out, coarse, listed, length, rows, at, width, 0, 0, FULL, LISTED, LC0)
+            finish(acc0, scales, scale, out, coarse, place0, rows, at, width, 0, 0, FULL, LISTED, LC0)
 
 
 @gluon.jit
@@ -93,13 +112,16 @@ def _score_groups_hopper(
     count,
     out,
     coarse,
-    united,
+    listed,
+    places,
     lengths,
+    stops,
     block_units,
     section,
     table_width,
     width,
     list_width,
+    batch,
     LISTED: gl.constexpr,
     PER_BLOCK: gl.constexpr,
 ):
@@ -118,28 +140,36 @@ def _score_groups_hopper(
     S1: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     shared = gl.allocate_shared_memory(gl.float8e4nv, [256, 128], SH)
     scales = gl.allocate_shared_memory(gl.float32, [256], S1)
-    groups = gl.load(count)
-    total = gl.load(tiles + groups).to(gl.int64)
-    tile = (gl.program_id(0) * total // gl.num_programs(0)).to(gl.int32)
-    end = ((gl.program_id(0) + 1) * total // gl.num_programs(0)).to(gl.int32)
-    group = find_group(tiles, groups, tile)
+    if LISTED:
+        tile, end, group, first_tile = find_listed(lengths, batch, gl.program_id(0), gl.num_programs(0))
+    else:
+        groups = gl.load(count)
+        total = gl.load(tiles + groups).to(gl.int64)
+        tile = (gl.program_id(0) * total // gl.num_programs(0)).to(gl.int32)
+        end = ((gl.program_id(0) + 1) * total // gl.num_programs(0)).to(gl.int32)
+        group = find_group(tiles, groups, tile)
+        first_tile = gl.load(tiles + group)
     bound = table_width * PER_BLOCK
     words += section // 4
     storage += section
     while tile < end:
-        start = gl.load(starts + group)
-        stop = gl.load(starts + group + 1)
-        first_tile = gl.load(tiles + group)
-        segment_end = gl.minimum(end, gl.load(tiles + group + 1))
+        length = 0
+        if LISTED:
+            start = group
+            stop = gl.load(stops + group)
+            length = gl.load(lengths + group)
+            next_tile = first_tile + (length + 7) // 8
+        else:
+            start = gl.load(starts + group)
+            stop = gl.load(starts + group + 1)
+            next_tile = gl.load(tiles + group + 1)
+        segment_end = gl.minimum(end, next_tile)
         if tile < segment_end:
             rows = stop - start
             table_row = table + gl.load(row_seq + start).to(gl.int64) * table_width
             own_out = out + start.to(gl.int64) * width
             own_coarse = coarse + start.to(gl.int64) * (width // 8)
-            listed = united + group.to(gl.int64) * list_width
-            length = 0
-            if LISTED:
-                length = gl.load(lengths + group)
+            own_list = group.to(gl.int64) * list_width
             entry = (tile - first_tile) * 64
             last = (segment_end - first_tile) * 64
             if rows > 2:
@@ -152,7 +182,8 @@ def _score_groups_hopper(
                     table_row,
                     own_out,
                     own_coarse,
-                    listed,
+                    listed + own_list,
+                    places + own_list * 8,
                     length,
                     entry,
                     last,
@@ -180,7 +211,8 @@ def _score_groups_hopper(
                     table_row,
                     own_out,
                     own_coarse,
-                    listed,
+                    listed + own_list,
+                    places + own_list * 8,
                     length,
                     entry,
                     last,
@@ -200,7 +232,8 @@ def _score_groups_hopper(
                     LC2,
                 )
         tile = segment_end
-        group += 1
+        first_tile = next_tile
+        group = stop if LISTED else group + 1
 
 
 def can_score(query, keys, size):
@@ -217,28 +250,25 @@ def can_score(query, keys, size):
     )
 
 
-def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs, united=None, size=COARSE):
+def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs, size=COARSE):
     """As `scores_triton.score_groups`."""
-    _score_groups_hopper[(2 * programs,)](
+    is_listed = isinstance(groups, UnitedCandidates)
+    _score_groups_hopper[(_BLOCKS * programs,)](
         query,
         weights,
         keys.storage.view(torch.int32),
         keys.storage,
         block_table,
         row_seq,
-        groups.starts,
-        groups.tiles,
-        groups.count,
-        out,
-        coarse,
-        groups.starts if united is None else united.blocks,
-        groups.starts if united is None else united.lengths,
+        *group_arguments(groups, out, coarse),
         keys.storage.shape[1],
         keys.offset,
         block_table.shape[1],
         out.shape[1],
-        0 if united is None else united.blocks.shape[1],
-        LISTED=united is not None,
+        groups.blocks.shape[1] if is_listed else 0,
+        query.shape[0],
+        LISTED=is_listed,
         PER_BLOCK=keys.entries_per_block,
         num_warps=4,
+        maxnreg=_REGISTERS,
     )

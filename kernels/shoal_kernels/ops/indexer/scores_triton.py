@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shoal_kernels.ops.indexer.row_groups import find_group
+from shoal_kernels.ops.indexer.row_groups import UnitedCandidates, find_group, find_listed
 from shoal_kernels.ops.indexer.sort_keys import COARSE
 from shoal_kernels.triton_lib import IS_INTERPRETED, decode_ue8m0, dot, round_bf16
 
@@ -80,15 +80,33 @@ def _score_pair(even, odd, q_even, q_odd, w, HP: tl.constexpr, TILE: tl.constexp
 
 
 @triton.jit
-def _store_pair(scores, out, coarse, start, stop, entry, is_entry, width, LISTED: tl.constexpr, TILE: tl.constexpr):
+def _store_pair(
+    scores,
+    out,
+    coarse,
+    places,
+    first,
+    start,
+    stop,
+    entry,
+    place,
+    is_entry,
+    width,
+    SIZE: tl.constexpr,
+    LISTED: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Transposed into the rows' lists; of all entries also the largest score of each coarse block."""
     row = start + tl.arange(0, 2)
     inside = row < stop
-    at = out + row.to(tl.int64)[None, :] * width + entry[:, None]
+    own = out + row.to(tl.int64)[None, :] * width
     if LISTED:
-        tl.store(at, round_bf16(scores), mask=is_entry[:, None] & inside[None, :])
+        to_store = is_entry[:, None] & inside[None, :]
+        own_place = tl.load(places + place[:, None] // SIZE * 8 + (row - first)[None, :], mask=to_store, other=-1)
+        at = own + own_place.to(tl.int32) * SIZE + (place % SIZE)[:, None]
+        tl.store(at, round_bf16(scores), mask=to_store & (own_place >= 0))
         return
-    tl.store(at, round_bf16(scores), mask=inside[None, :])
+    tl.store(own + entry[:, None], round_bf16(scores), mask=inside[None, :])
     best = tl.max(tl.reshape(scores, (TILE // _COARSE, _COARSE, 2)), 1)
     block = tl.min(entry, 0) // _COARSE + tl.arange(0, TILE // _COARSE)
     at = coarse + row.to(tl.int64)[None, :] * (width // _COARSE) + block[:, None]
@@ -108,15 +126,19 @@ def _score_groups(
     out,
     coarse,
     listed,
+    places,
     lengths,
+    stops,
     block_units,
     section,
     per_block,
     table_width,
     width,
     list_width,
+    rows,
     SIZE: tl.constexpr,
     LISTED: tl.constexpr,
+    CHUNK: tl.constexpr,
     HEADS: tl.constexpr,
     HP: tl.constexpr,
     DIM: tl.constexpr,
@@ -124,23 +146,33 @@ def _score_groups(
     TILE: tl.constexpr,
 ):
     bound = table_width * per_block
-    groups = tl.load(count)
-    total = tl.load(tiles + groups).to(tl.int64)
-    tile = (tl.program_id(0) * total // tl.num_programs(0)).to(tl.int32)
-    end = ((tl.program_id(0) + 1) * total // tl.num_programs(0)).to(tl.int32)
-    group = find_group(tiles, groups, tile)
-    while tile < end:
-        start = tl.load(starts + group)
-        stop = tl.load(starts + group + 1)
+    if LISTED:
+        tile, end, group, first_tile = find_listed(
+            lengths, rows, tl.program_id(0), tl.num_programs(0), SIZE, TILE, CHUNK
+        )
+    else:
+        total = tl.load(tiles + tl.load(count)).to(tl.int64)
+        tile = (tl.program_id(0) * total // tl.num_programs(0)).to(tl.int32)
+        end = ((tl.program_id(0) + 1) * total // tl.num_programs(0)).to(tl.int32)
+        group = find_group(tiles, tl.load(count), tile)
         first_tile = tl.load(tiles + group)
-        segment_end = tl.minimum(end, tl.load(tiles + group + 1))
+    while tile < end:
+        length = 0
+        if LISTED:
+            start = group
+            stop = tl.load(stops + group)
+            length = tl.load(lengths + group)
+            next_tile = first_tile + (length * SIZE + TILE - 1) // TILE
+        else:
+            start = tl.load(starts + group)
+            stop = tl.load(starts + group + 1)
+            next_tile = tl.load(tiles + group + 1)
+        segment_end = tl.minimum(end, next_tile)
         sequence = tl.load(row_seq + start).to(tl.int64)
         even0, odd0, w0 = _load_query(query, weights, start, stop, HEADS, HP, DIM)
         even1, odd1, w1 = _load_query(query, weights, start + 2, stop, HEADS, HP, DIM)
         even2, odd2, w2 = _load_query(query, weights, start + 4, stop, HEADS, HP, DIM)
-        length = 0
-        if LISTED:
-            length = tl.load(lengths + group)
+        own_places = places + group.to(tl.int64) * list_width * 8
         for t in range(tile, segment_end):
             place = (t - first_tile) * TILE + tl.arange(0, TILE)
             if LISTED:
@@ -167,15 +199,48 @@ def _score_groups(
                 TILE,
             )
             scores = _score_pair(even, odd, even0, odd0, w0, HP, TILE)
-            _store_pair(scores, out, coarse, start, stop, entry, is_entry, width, LISTED, TILE)
+            _store_pair(
+                scores, out, coarse, own_places, start, start, stop, entry, place, is_entry, width, SIZE, LISTED, TILE
+            )
             if stop > start + 2:
                 scores = _score_pair(even, odd, even1, odd1, w1, HP, TILE)
-                _store_pair(scores, out, coarse, start + 2, stop, entry, is_entry, width, LISTED, TILE)
+                _store_pair(
+                    scores,
+                    out,
+                    coarse,
+                    own_places,
+                    start,
+                    start + 2,
+                    stop,
+                    entry,
+                    place,
+                    is_entry,
+                    width,
+                    SIZE,
+                    LISTED,
+                    TILE,
+                )
             if stop > start + 4:
                 scores = _score_pair(even, odd, even2, odd2, w2, HP, TILE)
-                _store_pair(scores, out, coarse, start + 4, stop, entry, is_entry, width, LISTED, TILE)
+                _store_pair(
+                    scores,
+                    out,
+                    coarse,
+                    own_places,
+                    start,
+                    start + 4,
+                    stop,
+                    entry,
+                    place,
+                    is_entry,
+                    width,
+                    SIZE,
+                    LISTED,
+                    TILE,
+                )
         tile = segment_end
-        group += 1
+        first_tile = next_tile
+        group = stop if LISTED else group + 1
 
 
 def _shape(query, keys):
@@ -190,11 +255,12 @@ def _shape(query, keys):
     }
 
 
-def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs, united=None, size=1):
+def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse, programs, size=1):
     """Scores of entries into out bfloat16 [R, width], the largest of each coarse block into coarse [R, width / 8].
 
-    Of all entries: written up to the end of the last tile that a row of the group sees; what a row does not see there
-    means nothing. With `united` candidate blocks of `size` entries only theirs are written, and nothing of `coarse`.
+    groups  `RowGroups`: scores of all entries, written up to the end of the last tile that a row of the group sees;
+            what a row does not see there means nothing. Or `UnitedCandidates` in blocks of `size` entries: only their
+            scores, each row's in the places of its own list, and nothing of `coarse`
     """
     _score_groups[(2 if IS_INTERPRETED else 2 * programs,)](
         query,
@@ -202,21 +268,25 @@ def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse
         keys.storage,
         block_table,
         row_seq,
-        groups.starts,
-        groups.tiles,
-        groups.count,
-        out,
-        coarse,
-        groups.starts if united is None else united.blocks,
-        groups.starts if united is None else united.lengths,
+        *group_arguments(groups, out, coarse),
         keys.storage.shape[1],
         keys.offset,
         keys.entries_per_block,
         block_table.shape[1],
         out.shape[1],
-        0 if united is None else united.blocks.shape[1],
+        groups.blocks.shape[1] if isinstance(groups, UnitedCandidates) else 0,
+        query.shape[0],
         SIZE=size,
-        LISTED=united is not None,
+        LISTED=isinstance(groups, UnitedCandidates),
+        CHUNK=min(1024, triton.next_power_of_2(query.shape[0])),
         **_shape(query, keys),
         num_warps=4,
     )
+
+
+def group_arguments(groups, out, coarse):
+    """starts, tiles, count, out, coarse, listed, places, lengths, stops of a kernel; what it does not read is any."""
+    if isinstance(groups, UnitedCandidates):
+        ends = groups.lengths, groups.stops
+        return groups.stops, groups.stops, groups.stops, out, coarse, groups.blocks, groups.places, *ends
+    return groups.starts, groups.tiles, groups.count, out, coarse, *(groups.starts,) * 4

@@ -53,19 +53,24 @@ def indexer_scores(query, weights, keys, block_table, row_seq, n_vis, precision)
 def indexer_select(query, weights, keys, block_table, row_seq, n_vis, k, candidates, num_blocks, block_size, precision):
     """-> entries int32 [R, k], blocks int32 [R, num_blocks]."""
     arguments = query, weights, keys, block_table, row_seq, n_vis, k, candidates, num_blocks, block_size
-    return choose(pick_triton.pick, *arguments)
+    return choose(pick_triton.pick, unite_candidates, *arguments)
 
 
-def choose(pick, query, weights, keys, block_table, row_seq, n_vis, k, candidates, num_blocks, block_size):
-    """`indexer_select` with a function that picks the best of lists of scores, as `pick_triton.pick`."""
+def choose(pick, unite, query, weights, keys, block_table, row_seq, n_vis, k, candidates, num_blocks, block_size):
+    """`indexer_select` with functions that pick the best of lists of scores, as `pick_triton.pick`, and unite the
+    candidates of rows, as `unite_candidates`."""
     rows, device = query.shape[0], query.device
     query, weights, keys, block_table, row_seq, n_vis = _contiguous(query, weights, keys, block_table, row_seq, n_vis)
     entries = torch.empty(rows, k, dtype=torch.int32, device=device)
     blocks = torch.empty(rows, num_blocks, dtype=torch.int32, device=device)
     bound = block_table.shape[1] * keys.entries_per_block
-    listed = 0 if candidates is None else min(GROUP * candidates.shape[1], -(-bound // block_size))
+    if candidates is None:
+        row_bytes = bound * 9 // 4 + 4 * k
+    else:
+        # Scores, a block with its places, and what finds them.
+        row_bytes = candidates.shape[1] * (2 * block_size + 36) + 4 * (-(-bound // block_size))
     # Rows at a time, so that scratch is bounded; whole groups of a verify batch.
-    row_bytes = max(1, bound * 9 // 4 + 4 * k + 4 * listed)
+    row_bytes = max(1, row_bytes)
     tile = max(1, _SCRATCH_BYTES // row_bytes // GROUP) * GROUP
     for start in range(0, rows, tile):
         part = slice(start, start + tile)
@@ -73,7 +78,7 @@ def choose(pick, query, weights, keys, block_table, row_seq, n_vis, k, candidate
         if candidates is None:
             _choose_of_all(pick, *arguments, entries[part], blocks[part], block_size)
         else:
-            _choose_of_candidates(pick, *arguments, candidates[part].contiguous(), block_size, entries[part])
+            _choose_of_candidates(pick, unite, *arguments, candidates[part].contiguous(), block_size, entries[part])
     return entries, blocks
 
 
@@ -108,16 +113,18 @@ def _choose_of_all(pick, query, weights, keys, block_table, row_seq, n_vis, entr
         pick(pick_triton.BLOCKS, coarse, blocks, n_vis, count, bound, size=block_size)
 
 
-def _choose_of_candidates(pick, query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, entries):
+def _choose_of_candidates(
+    pick, unite, query, weights, keys, block_table, row_seq, n_vis, candidates, block_size, entries
+):
     rows, listed = candidates.shape
     bound = block_table.shape[1] * keys.entries_per_block
     if rows == 0 or listed == 0 or bound == 0:
         entries.fill_(-1)
         return
-    groups, united = unite_candidates(candidates, block_size, row_seq, n_vis, bound, TILE)
-    # The scores of the group's candidates lie at their entries; what is between is never read.
-    found = torch.empty(rows, -(-bound // TILE) * TILE, dtype=torch.bfloat16, device=query.device)
-    programs = _num_programs(query.device)
+    united = unite(candidates, block_size, row_seq, n_vis, bound)
+    # Scores in the places of each row's own list; those of candidates that it does not see are never read.
+    places = listed * block_size
+    found = torch.empty(rows, places, dtype=torch.bfloat16, device=query.device)
     score = _scorer(query, keys, block_size)
-    score(query, weights, keys, block_table, row_seq, groups, found, found, programs, united, block_size)
-    pick(pick_triton.GATHERED, found, entries, n_vis, listed * block_size, bound, size=block_size, blocks=candidates)
+    score(query, weights, keys, block_table, row_seq, united, found, found, _num_programs(query.device), block_size)
+    pick(pick_triton.LISTED, found, entries, n_vis, places, bound, size=block_size, blocks=candidates)

@@ -4,13 +4,11 @@ SOURCE = r"""
 // Two e4m3 bytes -> two bfloat16, times `factor` (a bfloat16 twice: 2^120 times the scale of the block). The seven bits
 // of the magnitude lie over the lowest exponent bits and the highest mantissa bits: that is the value times 2^-120,
 // subnormals included, and the product is exact.
-// The multiply-adds move the bits (sign from bit 7 to 15, the rest up by 4) on another pipe than the logic.
+// The permutation puts a byte of the sign above each byte, so that one shift and one mask are left.
 __device__ __forceinline__ unsigned shoal_decode_pair(unsigned short pair, unsigned factor) {
-  const unsigned spread = __byte_perm(pair, 0, 0x4140);
-  unsigned bits, value;
-  asm("{ .reg .b32 t; mul.lo.u32 t, %1, 16; mad.lo.u32 %0, %2, 240, t; }"
-      : "=r"(bits)
-      : "r"(spread), "r"(spread & 0x00800080u));
+  unsigned spread, value;
+  asm("prmt.b32 %0, %1, 0, 0x9180;" : "=r"(spread) : "r"(unsigned(pair)));
+  const unsigned bits = spread * 16 & 0x87f087f0u;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(value) : "r"(bits), "r"(factor));
   return value;
 }
@@ -35,14 +33,27 @@ __device__ __forceinline__ void shoal_dequantise(const unsigned char* tile, cons
   }
 }
 
-// The scales of 4 block rows from `row` on and `count` block columns from `first` on, as factors of shoal_decode_pair.
-__device__ __forceinline__ void shoal_factors(const unsigned char* scale, unsigned* factors, int pitch, int row,
-                                              int rows, int first, int count, int columns, int thread,
-                                              int threads) {
-  for (int index = thread; index < 4 * count; index += threads) {
-    const int block_row = min(row + index / count, rows - 1), column = min(first + index % count, columns - 1);
-    const unsigned exponent = unsigned(scale[block_row * columns + column]) + 120u;
-    factors[index / count * pitch + index % count] = exponent * 0x00010001u << 7;
+// The scales of ROWS block rows from `row` on and `count` block columns from `first` on, as factors of
+// shoal_decode_pair. A tile waits for them, so a thread has several loads of two scales in flight; columns are even.
+template <int ROWS, int THREADS>
+__device__ __forceinline__ void shoal_factors(const unsigned char* __restrict__ scale, unsigned* __restrict__ factors,
+                                              int pitch, int row, int rows, int first, int count, int columns,
+                                              int thread) {
+  constexpr int PER_ROW = THREADS / ROWS, LOADS = 8;
+  const int block = thread / PER_ROW;
+  const unsigned char* source = scale + static_cast<long long>(min(row + block, rows - 1)) * columns;
+  for (int start = thread % PER_ROW * 2; start < count; start += PER_ROW * 2 * LOADS) {
+    uchar2 pairs[LOADS];
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i)
+      pairs[i] = *reinterpret_cast<const uchar2*>(source + min(first + start + i * PER_ROW * 2, columns - 2));
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int column = start + i * PER_ROW * 2;
+      if (column < count)
+        *reinterpret_cast<uint2*>(factors + block * pitch + column) =
+            make_uint2((pairs[i].x + 120u) * 0x00800080u, (pairs[i].y + 120u) * 0x00800080u);
+    }
   }
 }
 
@@ -63,6 +74,21 @@ __device__ __forceinline__ void shoal_store_transposed(const float* sums, int pa
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(base + row * 128),
                  "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
                  : "memory");
+  }
+}
+
+// Sums of earlier segments, where registers hold one segment's only: each of THREADS threads keeps its own in
+// `scratch`, the block's float32 [THREADS * ROWS / 2]. They are added in the order of the segments.
+template <int ROWS, int THREADS>
+__device__ __forceinline__ void shoal_park(float* sums, float* scratch, bool first, bool last) {
+  float4* place = reinterpret_cast<float4*>(scratch) + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < ROWS / 8; ++i) {
+    float4 before = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (!first) before = __ldcg(place + i * THREADS);
+    float* s = sums + i * 4;
+    s[0] = before.x + s[0], s[1] = before.y + s[1], s[2] = before.z + s[2], s[3] = before.w + s[3];
+    if (!last) __stcg(place + i * THREADS, make_float4(s[0], s[1], s[2], s[3]));
   }
 }
 
@@ -93,12 +119,13 @@ __device__ __forceinline__ void shoal_dequantise_tile(const unsigned char* tile,
 
 // The blocks of a cluster hold the partial sums of one tile, a segment each, as float32 [ROWS, PITCH] in shared memory:
 // each adds every BLOCKS-th row of all of them, in the order of the segments, and writes it out.
-template <int ROWS, int PITCH, int BLOCKS, typename Value>
+template <int ROWS, int COLUMNS, int BLOCKS, typename Value>
 __device__ __forceinline__ void shoal_add_segments(const float* partial, Value* out, int row, int rows, int column,
                                                    int width, int rank, int threads) {
+  constexpr int PITCH = COLUMNS + 4, QUADS = COLUMNS / 4;
   const unsigned own = static_cast<unsigned>(__cvta_generic_to_shared(partial));
-  for (int index = threadIdx.x; index < (ROWS + BLOCKS - 1) / BLOCKS * 32; index += threads) {
-    const int r = index / 32 * BLOCKS + rank, n = index % 32 * 4;
+  for (int index = threadIdx.x; index < (ROWS + BLOCKS - 1) / BLOCKS * QUADS; index += threads) {
+    const int r = index / QUADS * BLOCKS + rank, n = index % QUADS * 4;
     if (r >= ROWS || row + r >= rows || column + n >= width) continue;
     float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
@@ -129,25 +156,48 @@ WGMMA_SOURCE = r"""
 #include <tl_templates/cuda/instruction/wgmma.h>
 #include <tl_templates/cuda/intrin.h>
 
-// The descriptor of a tile with rows of 128 bytes and the 128-byte swizzle, `offset` 16-byte units into them.
-__device__ __forceinline__ uint64_t shoal_descriptor(const void* tile, int offset) {
-  const unsigned low = ((static_cast<unsigned>(__cvta_generic_to_shared(tile)) >> 4) & 0x3fff) + offset;
-  return uint64_t(0x40000040u) << 32 | (low | 0x10000u);
+// The lower word of the descriptor of a tile with rows of 128 bytes and the 128-byte swizzle: the same in all lanes,
+// and the shuffle tells the compiler so, which then keeps it and its sums with constants in uniform registers.
+__device__ __forceinline__ unsigned shoal_place(const void* tile) {
+  const unsigned place = (static_cast<unsigned>(__cvta_generic_to_shared(tile)) >> 4 & 0x3fff) | 0x10000u;
+  return __shfl_sync(0xffffffffu, place, 0);
+}
+// The descriptor `offset` 16-byte units into the tile.
+__device__ __forceinline__ uint64_t shoal_descriptor(unsigned place, int offset) {
+  return uint64_t(0x40000040u) << 32 | (place + offset);
+}
+
+// Left alone, the warpgroups would multiply together and then dequantise together, so they take turns at starting a
+// product (named barriers from 2 on). Before the first turn the last warpgroup passes it to the first.
+__device__ __forceinline__ void shoal_take_turn() {
+  asm volatile("bar.sync %0, 256;" ::"r"(2 + threadIdx.x / 128) : "memory");
+}
+template <int WARPGROUPS>
+__device__ __forceinline__ void shoal_pass_turn() {
+  asm volatile("bar.arrive %0, 256;" ::"r"(2 + (threadIdx.x / 128 + 1) % WARPGROUPS) : "memory");
+}
+template <int WARPGROUPS>
+__device__ __forceinline__ void shoal_first_turn() {
+  if (threadIdx.x / 128 == WARPGROUPS - 1) shoal_pass_turn<WARPGROUPS>();
 }
 
 // Starts sums [64, ROWS] += weight tile [64, STEP] (in registers) times x tile [ROWS, STEP] transposed. The x tile is
 // panels [ROWS, 64]. The caller waits, and keeps off the registers until then.
-template <int ROWS, int STEP>
+template <int ROWS, int STEP, int WARPGROUPS>
 __device__ __forceinline__ void shoal_multiply(void* fragment, const void* x, float* sums) {
   unsigned* operand = static_cast<unsigned*>(fragment);
+  const unsigned place = shoal_place(x);
+  shoal_take_turn();
   tl::warpgroup_fence_operand(operand, STEP / 4);
   tl::warpgroup_fence_operand(sums, ROWS / 2);
   tl::warpgroup_arrive();
 #pragma unroll
   for (int k = 0; k < STEP / 16; ++k)
     tl::wgmma_rs<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, ROWS, 16, false, false>(
-        operand + k * 4, shoal_descriptor(x, k / 4 * ROWS * 8 + k % 4 * 2), reinterpret_cast<uint32_t*>(sums), true);
+        operand + k * 4, shoal_descriptor(place, k / 4 * ROWS * 8 + k % 4 * 2), reinterpret_cast<uint32_t*>(sums),
+        true);
   tl::warpgroup_commit_batch();
+  shoal_pass_turn<WARPGROUPS>();
   tl::warpgroup_fence_operand(sums, ROWS / 2);
   tl::warpgroup_fence_operand(operand, STEP / 4);
 }
@@ -155,12 +205,13 @@ __device__ __forceinline__ void shoal_multiply(void* fragment, const void* x, fl
 // The same with the weight tile [64, 64] of bfloat16 in shared memory.
 template <int ROWS>
 __device__ __forceinline__ void shoal_multiply_shared(const void* weight, const void* x, float* sums) {
+  const unsigned left = shoal_place(weight), right = shoal_place(x);
   tl::warpgroup_fence_operand(sums, ROWS / 2);
   tl::warpgroup_arrive();
 #pragma unroll
   for (int k = 0; k < 4; ++k)
     tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, ROWS, 16, false, false>(
-        shoal_descriptor(weight, k * 2), shoal_descriptor(x, k * 2), reinterpret_cast<uint32_t*>(sums), true);
+        shoal_descriptor(left, k * 2), shoal_descriptor(right, k * 2), reinterpret_cast<uint32_t*>(sums), true);
   tl::warpgroup_commit_batch();
   tl::warpgroup_fence_operand(sums, ROWS / 2);
 }

@@ -7,7 +7,7 @@ products, one brings the tiles. out^T = W x^T, so outputs are the lanes of tenso
 
 from shoal_kernels.ops.linear.cuda_source import SOURCE
 from shoal_kernels.ops.linear.segments import UNIT
-from shoal_kernels.ops.linear.tiles import MOST_DEPTH, PITCH, TILE_COLUMNS, Plan
+from shoal_kernels.ops.linear.tiles import MOST_DEPTH, TILE_COLUMNS, Plan
 
 
 def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
@@ -20,6 +20,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
     pitch = MOST_DEPTH // 32
     rows, width, depth, x_width, x_stride = (T.dynamic(n) for n in ("rows", "width", "depth", "x_width", "x_stride"))
     scale_rows, scale_columns = T.dynamic("scale_rows"), T.dynamic("scale_columns")
+    scratch_size = T.dynamic("scratch_size")
 
     @T.prim_func
     def linear_kernel(
@@ -27,6 +28,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
         weight: T.Tensor((width, depth), T.uint8 if quantised else T.bfloat16),
         scale: T.Tensor((scale_rows, scale_columns), T.uint8),
         out: T.Tensor((rows, width), T.float32 if wide else T.bfloat16),
+        scratch: T.Tensor((scratch_size,), T.float32),
         tiles: T.int32,
         segments: T.int32,
     ):
@@ -41,7 +43,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             stored = T.alloc_shared((STAGES if quantised else 1, TILE_COLUMNS, STEP), T.uint8)
             w_shared = T.alloc_shared((STAGES, TILE_COLUMNS, STEP), T.bfloat16)
             factors = T.alloc_shared((4 * pitch if quantised else 4,), T.uint32)
-            partial = T.alloc_shared((R if plan.split > 1 else 1, PITCH), T.float32)
+            partial = T.alloc_shared((R if plan.split > 1 else 1, TILE_COLUMNS + 4), T.float32)
             accumulator = T.alloc_tmem([TILE_COLUMNS, R], T.float32)
             sums = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
             total = T.alloc_fragment((TILE_COLUMNS, R), T.float32)
@@ -54,14 +56,16 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             if quantised:
                 T.annotate_layout({stored: make_swizzled_layout(stored)})
             T.import_source(SOURCE)
+            # Clusters are launched before the kernel ahead of them is done.
+            T.pdl_sync()
             tx = T.get_thread_binding()
             units = T.ceildiv(depth, UNIT)
             first = bz * units // plan.split * (UNIT // STEP)
             count = (bz + 1) * units // plan.split * (UNIT // STEP) - first
             if quantised:
                 T.call_extern(
-                    "handle", "shoal_factors", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch, by * 4,
-                    scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, tx, 384,
+                    "handle", "shoal_factors<4, 384>", T.access_ptr(scale, "r"), T.access_ptr(factors, "w"), pitch,
+                    by * 4, scale_rows, first * (STEP // 32), count * (STEP // 32), scale_columns, tx,
                 )  # fmt: skip
                 T.sync_threads()
             if tx >= 128 and tx < 160:
@@ -128,7 +132,7 @@ def program(plan: Plan, quantised: bool, wide: bool, segmented: bool):
             if plan.split > 1:
                 T.cluster_sync()
                 T.call_extern(
-                    "handle", f"shoal_add_segments<{R}, {PITCH}, {plan.split}>", T.access_ptr(partial, "r"),
+                    "handle", f"shoal_add_segments<{R}, {TILE_COLUMNS}, {plan.split}>", T.access_ptr(partial, "r"),
                     T.access_ptr(out, "w"), bx * R, rows, by * TILE_COLUMNS, width, bz, 384,
                 )  # fmt: skip
                 T.cluster_sync()

@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal_kernels.ops.linear import hopper, sm100
 from shoal_kernels.ops.linear import triton as plain
 from shoal_kernels.ops.linear.segments import segment_count
-from shoal_kernels.ops.linear.tiles import MOST_DEPTH, TILE_COLUMNS, Plan, choose
+from shoal_kernels.ops.linear.tiles import MOST_DEPTH, MULTIPROCESSORS, TILE_COLUMNS, Plan, choose
 from shoal_kernels.precision import Precision
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @cache
 def compiled(plan: Plan, quantised: bool, wide: bool, segmented: bool, arch: str = "sm_90a"):
-    """The compiled kernel of a plan; called with x, weight, scale, out, tiles, segments."""
+    """The compiled kernel of a plan; called with x, weight, scale, out, scratch, tiles, segments."""
     import tilelang
     from tvm.target import Target
 
@@ -70,7 +70,9 @@ def run(plan: Plan, x: Tensor, weight: LinearWeight, dtype: torch.dtype) -> Tens
     scale = weight.scale if quantised else weight.data.view(torch.uint8)
     kernel = compiled(plan, quantised, dtype == torch.float32, segments > 1, _architecture(x.device.index))
     tiles = -(-width // weight.groups // TILE_COLUMNS)
-    kernel(x, weight.data, scale, out, tiles, segments)
+    parked = plan.rows * TILE_COLUMNS * MULTIPROCESSORS if plan.parked and segments > plan.split else 1
+    scratch = torch.empty(parked, dtype=torch.float32, device=x.device)
+    kernel(x, weight.data, scale, out, scratch, tiles, segments)
     return out
 
 

@@ -8,7 +8,7 @@ import functools
 import torch
 from torch import Tensor
 
-from shoal_kernels.ops.sparse_attention import tilelang_kernel, tilelang_sm100
+from shoal_kernels.ops.sparse_attention import hopper, tilelang_sm100
 from shoal_kernels.ops.sparse_attention import triton as general
 from shoal_kernels.ops.sparse_attention.tilelang_parts import DIM, HEADS, LOG2E
 from shoal_kernels.paged_rows import PagedRows
@@ -53,7 +53,7 @@ def sparse_attention(
         attend = tilelang_sm100.kernel(frequencies, has_entries, cast_out)
         attend(query, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
     else:
-        attend = tilelang_kernel.kernel(sms, frequencies, has_entries, cast_out)
+        attend = hopper.kernel(sms, frequencies, has_entries, cast_out, hopper.parts(rows, sms))
         attend(query, window, near, sink, positions, cos_sin, *lists, out, factor, *places)
     return out
 

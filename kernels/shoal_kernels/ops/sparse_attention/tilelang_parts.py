@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What the TileLang kernels of this op share: sizes, compiling, and macros for the softmax and for gathering keys."""
+"""Sizes of the tensor-core kernels, and what the TileLang one is made of: macros for the softmax and gathering keys."""
 
 LOG2E = 1.4426950408889634
 HEADS, DIM, TILE = 64, 512, 64
@@ -18,16 +18,14 @@ def compile_for(build_program, arch: str):
     return tilelang.compile(program, target=target, compile_flags=["--fmad=false"])
 
 
-def gathering(T, quarters: int):
-    """Macros for the 128 threads that gather, of `quarters` quarters of the dims of every key.
+def gathering(T):
+    """Macros for the 128 threads that gather.
 
     count       number of keys of a row in a list
     find        where the keys of tile t lie; beyond the last tile nowhere
-    ask         for their bytes in the L2 cache
     load        their bytes into registers
     store       dequantised into stage `stage` of two tiles of [64, 256]
     load_query  256 dims of the queries of a row, from quarter `part` on, into a tile of [64, 256]
-    prefetch    what these read of a later row, into the L2 cache
     """
 
     @T.macro
@@ -50,46 +48,32 @@ def gathering(T, quarters: int):
         )
 
     @T.macro
-    def load(raw, gains, places, window, storage, t, near, part=0):
+    def load(raw, gains, places, window, storage, t, near):
         T.call_extern(
             "handle",
-            f"shoal_load<{quarters}>",
+            "shoal_load",
             T.address_of(raw[0]),
             T.address_of(gains[0]),
             T.address_of(places[0]),
             T.access_ptr(window[0, 0], "r", 1),
             T.access_ptr(storage[0, 0], "r", 1),
-            part,
             t,
             near,
         )
 
     @T.macro
-    def store(raw, gains, places, window, t, near, left, right, stage, part=0):
+    def store(raw, gains, places, window, t, near, left, right, stage):
         T.call_extern(
             "handle",
-            f"shoal_store<{quarters}>",
+            "shoal_store",
             T.address_of(raw[0]),
             T.address_of(gains[0]),
             T.address_of(places[0]),
             T.access_ptr(window[0, 0], "r", 1),
-            part,
             t,
             near,
             T.access_ptr(left[stage, 0, 0], "w", TILE * 64),
             T.access_ptr(right[stage, 0, 0], "w", TILE * 64),
-        )
-
-    @T.macro
-    def ask(places, window, storage, t, near):
-        T.call_extern(
-            "handle",
-            "shoal_ask",
-            T.address_of(places[0]),
-            T.access_ptr(window[0, 0], "r", 1),
-            T.access_ptr(storage[0, 0], "r", 1),
-            t,
-            near,
         )
 
     @T.macro
@@ -102,26 +86,11 @@ def gathering(T, quarters: int):
             part,
         )
 
-    @T.macro
-    def prefetch(query, window_index, topk, row, near_width, far_width):
-        T.call_extern(
-            "handle",
-            "shoal_prefetch",
-            T.access_ptr(query[row, 0, 0], "r", HEADS * DIM),
-            T.access_ptr(window_index[row, 0], "r", 1),
-            T.access_ptr(topk[row, 0], "r", 1),
-            near_width,
-            far_width,
-        )
-
-    return count, find, ask, load, store, load_query, prefetch
+    return count, find, load, store, load_query
 
 
 def softmax(T):
-    """Macros of the online softmax over powers of two: `begin` at the sink, `weigh` one tile of raw scores.
-
-    Every kernel of this op uses these, on fragments of one layout: that makes their bits equal.
-    """
+    """Macros of the online softmax over powers of two: `begin` at the sink, `weigh` one tile of raw scores."""
 
     @T.macro
     def begin(sink, peak, total):
@@ -148,34 +117,3 @@ def softmax(T):
 
 def _exp2(T, x):
     return T.call_extern("float32", "shoal_exp2", x)
-
-
-def finishing(T, frequencies: int):
-    """Macro: o from the accumulators of 256 dims, the first of which is `first`, and the sums of weights."""
-
-    @T.macro
-    def finish(acc, totals, cos_sin, positions, out, row, first):
-        T.call_extern(
-            "handle",
-            "shoal_finish",
-            acc,
-            totals,
-            T.access_ptr(cos_sin[positions[row], 0], "r", 2 * frequencies),
-            T.access_ptr(out[row, 0, 0], "w", HEADS * DIM),
-            first,
-        )
-
-    return finish
-
-
-def finish_source(frequencies: int, cast_out: bool) -> str:
-    """The function `shoal_finish`."""
-    cast = "true" if cast_out else "false"
-    return (
-        "__device__ __forceinline__ void shoal_finish(const void* acc, const void* total, const float* angles, "
-        "void* out, int first) {\n"
-        f"  shoal_finish_as<{cast}, {frequencies}>(\n"
-        "      reinterpret_cast<const float*>(acc), reinterpret_cast<const float*>(total), angles,\n"
-        "      reinterpret_cast<__nv_bfloat16*>(out), first);\n"
-        "}\n"
-    )

@@ -38,7 +38,7 @@ def build(frequencies: int, has_entries: bool, cast_out: bool):
     )
     bf16, f32, i32, u8 = "bfloat16", "float32", "int32", "uint8"
     begin, weigh = softmax(T)
-    count, find, _, load, store, load_query, _ = gathering(T, quarters=4)
+    count, find, load, store, load_query = gathering(T)
 
     @T.macro
     def shrink_sum(tmem, held, shrink_shared):

@@ -149,30 +149,13 @@ __device__ __forceinline__ void shoal_places(
   }
 }
 
-// Asks for the records of tile t in the L2 cache.
-__device__ __forceinline__ void shoal_ask(
-    const int* places, const unsigned char* window, const unsigned char* storage, int t, int near) {
-  int quarter = (threadIdx.x & 31) >> 3;
-  bool is_near = t < (near + 63) / 64;
-#pragma unroll
-  for (int g = 0; g < 2; ++g) {
-    if (places[g] < 0) continue;
-    const unsigned char* record = (is_near ? window : storage) + (int64_t)places[g] * 16;
-    // A record of 288 bytes lies in three or four lines, one of 528 in five.
-    shoal::ask(record + (quarter < 3 ? quarter * 96 : 287));
-    if (is_near && quarter) shoal::ask(record + 239 + quarter * 96);
-  }
-}
-
-// Loads of a tile: both keys of entries, or the first key of window records, whose bytes are twice as many. Of every
-// key QUARTERS quarters from quarter `part` on: 8 * QUARTERS words into raw.
-template <int QUARTERS>
+// Loads of a tile: both keys of entries, or the first key of window records, whose bytes are twice as many.
 __device__ __forceinline__ void shoal_load_window(
-    unsigned* raw, unsigned* gains, int place, const unsigned char* window, int part) {
+    unsigned* raw, unsigned* gains, int place, const unsigned char* window) {
   const unsigned char* record = window + (int64_t)max(place, 0) * 16;
 #pragma unroll
-  for (int p = 0; p < 2 * QUARTERS; ++p) {
-    int chunk = (part * 2 + p) * 4 + ((threadIdx.x & 31) >> 3);
+  for (int p = 0; p < 8; ++p) {
+    int chunk = p * 4 + ((threadIdx.x & 31) >> 3);
     uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + chunk);
     raw[p * 4 + 0] = v.x;
     raw[p * 4 + 1] = v.y;
@@ -182,20 +165,19 @@ __device__ __forceinline__ void shoal_load_window(
   }
 }
 
-template <int QUARTERS>
 __device__ __forceinline__ void shoal_load(
     unsigned* raw, unsigned* gains, const int* places, const unsigned char* window, const unsigned char* storage,
-    int part, int t, int near) {
+    int t, int near) {
   if (t < (near + 63) / 64) {
-    shoal_load_window<QUARTERS>(raw, gains, places[0], window, part);
+    shoal_load_window(raw, gains, places[0], window);
     return;
   }
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
     const unsigned char* record = storage + (int64_t)max(places[g], 0) * 16;
 #pragma unroll
-    for (int p = 0; p < QUARTERS; ++p) {
-      int chunk = (part + p) * 4 + ((threadIdx.x & 31) >> 3), i = g * QUARTERS + p;
+    for (int p = 0; p < 4; ++p) {
+      int chunk = p * 4 + ((threadIdx.x & 31) >> 3), i = g * 4 + p;
       uint4 v = __ldg(reinterpret_cast<const uint4*>(record) + chunk);
       raw[i * 4 + 0] = v.x;
       raw[i * 4 + 1] = v.y;
@@ -206,18 +188,17 @@ __device__ __forceinline__ void shoal_load(
   }
 }
 
-// Dequantise what was loaded (and load the second key of window records) into tiles of up to two quarters each.
-template <int QUARTERS>
+// Dequantise what was loaded (and load the second key of window records) into two tiles.
 __device__ __forceinline__ void shoal_store(
-    unsigned* raw, unsigned* gains, const int* places, const unsigned char* window, int part, int t, int near,
+    unsigned* raw, unsigned* gains, const int* places, const unsigned char* window, int t, int near,
     void* left, void* right) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quarter = lane >> 3;
   if (t < (near + 63) / 64) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
-      if (g) shoal_load_window<QUARTERS>(raw, gains, places[1], window, part);
+      if (g) shoal_load_window(raw, gains, places[1], window);
 #pragma unroll
-      for (int p = 0; p < 2 * QUARTERS; ++p)
+      for (int p = 0; p < 8; ++p)
         shoal::put_window(
             p < 4 ? left : right, warp * 16 + g * 8 + (lane & 7), (p & 3) * 8 + quarter * 2, raw + p * 4, gains[p],
             places[g] >= 0);
@@ -227,10 +208,10 @@ __device__ __forceinline__ void shoal_store(
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
 #pragma unroll
-    for (int p = 0; p < QUARTERS; ++p)
+    for (int p = 0; p < 4; ++p)
       shoal::put_entry(
           p < 2 ? left : right, warp * 16 + g * 8 + (lane & 7), (p & 1) * 16 + quarter * 4,
-          raw + (g * QUARTERS + p) * 4, gains[g * QUARTERS + p], places[g] >= 0);
+          raw + (g * 4 + p) * 4, gains[g * 4 + p], places[g] >= 0);
   }
 }
 
@@ -253,17 +234,6 @@ __device__ __forceinline__ void shoal_load_query(const void* query, void* tile, 
       shoal::put(tile, start + warp * 4 + i, lane, d);
     }
   }
-}
-
-// Asks for a row's queries and lists in the L2 cache, by 128 threads.
-__device__ __forceinline__ void shoal_prefetch(
-    const void* query, const int* window_index, const int* topk, int near_width, int far_width) {
-  int thread = threadIdx.x & 127;
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    shoal::ask(reinterpret_cast<const char*>(query) + (i * 128 + thread) * 128);
-  if (thread * 32 < near_width) shoal::ask(window_index + thread * 32);
-  if (thread * 32 < far_width) shoal::ask(topk + thread * 32);
 }
 """
 
@@ -308,22 +278,22 @@ __device__ __forceinline__ void shoal_finish_octet(uint4& v, int dim, const floa
   }
 }
 
-// Accumulators [64, 256] of a warpgroup -> o, rotated back, perhaps cast. `first` is the first of the 256 dims.
-template <bool CAST, int FREQUENCIES>
+// Accumulators [64, COLUMNS] of a warpgroup -> o, rotated back, perhaps cast. `inverse` are the factors of two heads
+// that this thread has, `first` is the first of the dims.
+template <bool CAST, int FREQUENCIES, int COLUMNS>
 __device__ __forceinline__ void shoal_finish_as(
-    const float* acc, const float* total, const float* angles, __nv_bfloat16* out, int first) {
+    const float* acc, const float* inverse, const float* angles, __nv_bfloat16* out, int first) {
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, quad = lane & 3;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int head = warp * 16 + (lane >> 2) + half * 8;
-    float inverse = __fdividef(1024.0f, total[head]);  // keys were held times 2^-10
 #pragma unroll
-    for (int group = 0; group < 8; ++group) {
+    for (int group = 0; group < COLUMNS / 32; ++group) {
       unsigned r[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float* pair = acc + (group * 4 + j) * 4 + half * 2;
-        r[j] = shoal::pack2(pair[0] * inverse, pair[1] * inverse);
+        r[j] = shoal::pack2(pair[0] * inverse[half], pair[1] * inverse[half]);
       }
       // Transpose over the four lanes of a head: lane q gets the 8 dims of octet q.
       bool odd = quad & 1, upper = quad & 2;
