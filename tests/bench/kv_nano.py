@@ -39,9 +39,7 @@ def measure(running: Mesh, ids: list[int]) -> int:
     with Client(running.grpc, timeout_s=120) as client:
         for chat in range(WARM_UP + CHATS):
             user_id = secrets.token_hex(8)
-            opening = Question(
-                prompt=tuple(ids[:PROMPT_TOKENS]), seed=chat, user_id=user_id, max_tokens=ANSWER_TOKENS
-            )
+            opening = Question(prompt=tuple(ids[:PROMPT_TOKENS]), seed=chat, user_id=user_id, max_tokens=ANSWER_TOKENS)
             cold_s = first_token_s(client, opening)
             wait_written(running)
             # The answer again, to go on from: the same by the one promise, and mostly from the cache.

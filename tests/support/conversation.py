@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal_client import Client
-
 from support.asking import Question, Told, ask
 from support.mesh import Mesh, wait_for
 

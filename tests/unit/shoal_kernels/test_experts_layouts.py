@@ -40,7 +40,8 @@ def test_fp8_words_hold_the_values_of_the_weight() -> None:
 
 def _straight(words: torch.Tensor) -> torch.Tensor:
     """Columns back in order."""
-    return words.unflatten(-1, (4, 4)).mT.flatten(-2)
+    straight: torch.Tensor = words.unflatten(-1, (4, 4)).mT.flatten(-2)
+    return straight
 
 
 def _turned(x: torch.Tensor, bits: int) -> torch.Tensor:

@@ -71,7 +71,8 @@ def _planes(data: Tensor, plane_bytes: int) -> Tensor:
 
 def _by_lane(words: Tensor) -> Tensor:
     """words [..., N, 16] with the columns of every row moved to their chunks."""
-    return words.unflatten(-1, (4, 4)).mT.flatten(-2)
+    by_lane: Tensor = words.unflatten(-1, (4, 4)).mT.flatten(-2)
+    return by_lane
 
 
 def _scales(scale: Tensor, exponent: int) -> Tensor:
