@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _ALL_UP_TO = 8
 _REPORT_S = 5.0
+_EVEN_TABLE = 16  # blocks: tables as wide as a multiple of this have kernels of their own
 # Greedy and free rows are chosen without logits; the others go through edits, filters and log-probabilities.
 _PLAIN = (SamplingSpec(temperature=0.0), SamplingSpec())
 _OTHERS = (
@@ -89,8 +90,14 @@ def _work(
     first = {min(verify_width + 1, most), most}  # a request alone, a chunk of a long prompt
     for count in (*sorted(first), *(n for n in row_counts(most) if n not in first)):
         yield "rows", count, partial(_step, model, count)
-    for count in _block_counts(min(shape.block_count, blocks_for(shape.max_context))):
-        yield "blocks", count, partial(_step, model, 2, behind=(count - 1) * BLOCK_TOKENS)
+    tables = min(shape.block_count, blocks_for(shape.max_context))
+    for count in _block_counts(tables):
+        yield "blocks", count, partial(_step, model, 2, table=count)
+    for count in row_counts(most):
+        wide = -(-blocks_for(count) // _EVEN_TABLE) * _EVEN_TABLE
+        for table in (wide, wide + 1):
+            if table <= tables:
+                yield f"rows, {table} blocks,", count, partial(_step, model, count, table=table)
     if is_prefill_only:
         return
     for count in row_counts(min(most, shape.slot_count * (verify_width + 1))):
@@ -106,8 +113,12 @@ def _block_counts(most: int) -> list[int]:
     return sorted(count for count in {*powers, *(power + 1 for power in powers)} if count <= most)
 
 
-def _step(model: StepModel[Tensor], rows: int, *, behind: int = 0) -> Tensor:
-    """So many rows of one prompt, all of which run both halves and are wanted; nothing is there of what is behind."""
+def _step(model: StepModel[Tensor], rows: int, *, table: int = 0) -> Tensor:
+    """The last rows of a prompt of `table` blocks, of as few as hold them if 0: all run both halves and are wanted.
+
+    There is nothing in front of them: no window row, and of entries what blocks happen to hold.
+    """
+    behind = max(0, table - blocks_for(rows)) * BLOCK_TOKENS
     model.clear_slot(0)
     segment = Segment(
         slot=0,
