@@ -239,10 +239,9 @@ class UnitedCandidates:
         """Memory for candidates int32 [R, C]."""
         rows, listed = candidates.shape
         device, kind = candidates.device, torch.int16 if listed < 1 << 15 else torch.int32
-        # As in `find_groups`: one alignment, one kernel.
-        ends = torch.empty(2, -(-rows // 4) * 4, dtype=torch.int32, device=device)
+        ends = torch.empty(2, rows, dtype=torch.int32, device=device)
         places = torch.empty(rows, listed, 8, dtype=kind, device=device)
-        return UnitedCandidates(torch.empty_like(candidates), places, ends[0, :rows], ends[1, :rows])
+        return UnitedCandidates(torch.empty_like(candidates), places, ends[0], ends[1])
 
 
 def unite_candidates(candidates: Tensor, size: int, row_seq: Tensor, n_vis: Tensor, bound: int) -> UnitedCandidates:

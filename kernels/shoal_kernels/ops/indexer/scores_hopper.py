@@ -266,7 +266,7 @@ def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse
         block_table.shape[1],
         out.shape[1],
         groups.blocks.shape[1] if is_listed else 0,
-        query.shape[0] if is_listed else 0,
+        query.shape[0],
         LISTED=is_listed,
         PER_BLOCK=keys.entries_per_block,
         num_warps=4,

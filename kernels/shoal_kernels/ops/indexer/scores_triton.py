@@ -262,8 +262,6 @@ def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse
             what a row does not see there means nothing. Or `UnitedCandidates` in blocks of `size` entries: only their
             scores, each row's in the places of its own list, and nothing of `coarse`
     """
-    is_listed = isinstance(groups, UnitedCandidates)
-    rows = query.shape[0]
     _score_groups[(2 if IS_INTERPRETED else 2 * programs,)](
         query,
         weights,
@@ -276,11 +274,11 @@ def score_groups(query, weights, keys, block_table, row_seq, groups, out, coarse
         keys.entries_per_block,
         block_table.shape[1],
         out.shape[1],
-        groups.blocks.shape[1] if is_listed else 0,
-        rows if is_listed else 0,
+        groups.blocks.shape[1] if isinstance(groups, UnitedCandidates) else 0,
+        query.shape[0],
         SIZE=size,
-        LISTED=is_listed,
-        CHUNK=1024 if is_listed and rows > 64 else 64,
+        LISTED=isinstance(groups, UnitedCandidates),
+        CHUNK=min(1024, triton.next_power_of_2(query.shape[0])),
         **_shape(query, keys),
         num_warps=4,
     )
