@@ -12,7 +12,7 @@ from shoal_kernels.ops.sparse_attention import hopper
 from support.cuda_on_host import compile_for_host
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
 # Barriers keep what they count up to, what is missing and a phase in the 64 bits that the kernel gives them. A product
 # reads the operands where the descriptors say; the 128-byte swizzle acts on the bits of the address.

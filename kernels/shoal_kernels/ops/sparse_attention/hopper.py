@@ -7,7 +7,9 @@ from pathlib import Path
 from shoal_kernels.ops.sparse_attention.tilelang_parts import DIM, HEADS, TILE
 from shoal_kernels.ops.sparse_attention.tilelang_source import FINISH, GATHER, INTRINSICS
 
-_PTX, _BODY = (Path(__file__).with_name(name) for name in ("hopper_ptx.cuh", "hopper.cuh"))
+_PTX, _GATHER, _BODY = (
+    Path(__file__).with_name(name) for name in ("hopper_ptx.cuh", "hopper_gather.cuh", "hopper.cuh")
+)
 # For one part: queries, two stages of keys, two of weights, barriers and small arrays. Two parts need less.
 _MEMORY = HEADS * DIM * 2 + 2 * TILE * DIM * 2 + 2 * HEADS * TILE * 2 + 2048
 THREADS = 512
@@ -28,7 +30,9 @@ def source(frequencies: int, has_entries: bool, cast_out: bool, parts: int) -> s
 def body(frequencies: int, has_entries: bool, cast_out: bool) -> str:
     """The part without PTX; `shoal::PARTS` goes before it."""
     sizes = f"FREQUENCIES = {frequencies}, HAS_ENTRIES = {int(has_entries)}, CAST_OUT = {int(cast_out)}"
-    return GATHER + FINISH + f"namespace shoal {{\nconstexpr int {sizes};\n}}\n" + _BODY.read_text()
+    return (
+        GATHER + FINISH + f"namespace shoal {{\nconstexpr int {sizes};\n}}\n" + _GATHER.read_text() + _BODY.read_text()
+    )
 
 
 def _wgmma(name: str, columns: int, more: str, transposed: int) -> str:
@@ -37,8 +41,9 @@ def _wgmma(name: str, columns: int, more: str, transposed: int) -> str:
     results = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     keep = f"%{count + 2}" if more else "1"
+    parameters = ", ".join(("float* d", "unsigned long long a", "unsigned long long b", *([more] if more else [])))
     return f"""
-__device__ __forceinline__ void {name}(float* d, unsigned long long a, unsigned long long b{", " + more if more else ""}) {{
+__device__ __forceinline__ void {name}({parameters}) {{
   asm volatile(
       "{{.reg .pred p; setp.ne.b32 p, {keep}, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
       "{{{results}}}, %{count}, %{count + 1}, p, 1, 1, 0, {transposed};}}"

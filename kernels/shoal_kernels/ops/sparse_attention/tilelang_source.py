@@ -278,8 +278,8 @@ __device__ __forceinline__ void shoal_finish_octet(uint4& v, int dim, const floa
   }
 }
 
-// Accumulators [64, COLUMNS] of a warpgroup -> o, rotated back, perhaps cast. `inverse` are the factors of this thread's
-// two heads, `first` is the first of the dims.
+// Accumulators [64, COLUMNS] of a warpgroup -> o, rotated back, perhaps cast. `inverse` are the factors of two heads
+// that this thread has, `first` is the first of the dims.
 template <bool CAST, int FREQUENCIES, int COLUMNS>
 __device__ __forceinline__ void shoal_finish_as(
     const float* acc, const float* inverse, const float* angles, __nv_bfloat16* out, int first) {
