@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _ALL_UP_TO = 8
 _REPORT_S = 5.0
+_EVEN_TABLE = 16  # blocks: tables as wide as a multiple of this have kernels of their own
 # Greedy and free rows are chosen without logits; the others go through edits, filters and log-probabilities.
 _PLAIN = (SamplingSpec(temperature=0.0), SamplingSpec())
 _OTHERS = (
@@ -35,12 +36,13 @@ _OTHERS = (
 def row_counts(most: int) -> list[int]:
     """Numbers of rows in 1 .. most that between them need every kernel that any number up to `most` needs.
 
-    Around powers of two, 5/4 and 3/2 of them, where tiles change, and multiples of 16 among them and not.
+    Around powers of two, 5/4 and 3/2 of them, where tiles change, and multiples of 16, of 4 and of neither among them:
+    the parts of an array of so many numbers begin at 16 bytes, or do not.
     """
     counts = {*range(1, _ALL_UP_TO + 1), most, most - 1}
     power = _ALL_UP_TO
     while power <= most:
-        near = (0, 1, 16, power // 4, power // 4 + 1, power // 2, power // 2 + 1)
+        near = (0, 1, 4, 16, power // 4, power // 4 + 1, power // 2, power // 2 + 1)
         counts |= {power + distance for distance in near}
         power *= 2
     return sorted(count for count in counts if 0 < count <= most)
@@ -89,8 +91,14 @@ def _work(
     first = {min(verify_width + 1, most), most}  # a request alone, a chunk of a long prompt
     for count in (*sorted(first), *(n for n in row_counts(most) if n not in first)):
         yield "rows", count, partial(_step, model, count)
-    for count in _block_counts(min(shape.block_count, blocks_for(shape.max_context))):
-        yield "blocks", count, partial(_step, model, 2, behind=(count - 1) * BLOCK_TOKENS)
+    tables = min(shape.block_count, blocks_for(shape.max_context))
+    for count in _block_counts(tables):
+        yield "blocks", count, partial(_step, model, 2, table=count)
+    for count in row_counts(most):
+        wide = -(-blocks_for(count) // _EVEN_TABLE) * _EVEN_TABLE
+        for table in (wide, wide + 1):
+            if table <= tables:
+                yield f"rows, {table} blocks,", count, partial(_step, model, count, table=table)
     if is_prefill_only:
         return
     for count in row_counts(min(most, shape.slot_count * (verify_width + 1))):
@@ -106,12 +114,30 @@ def _block_counts(most: int) -> list[int]:
     return sorted(count for count in {*powers, *(power + 1 for power in powers)} if count <= most)
 
 
-def _step(model: StepModel[Tensor], rows: int, *, behind: int = 0) -> Tensor:
-    """So many rows of one prompt, all of which run both halves and are wanted; nothing is there of what is behind."""
-    model.clear_slot(0)
-    segment = Segment(
-        slot=0,
-        block_table=np.arange(1, 1 + blocks_for(behind + rows)),
+def _step(model: StepModel[Tensor], rows: int, *, table: int = 1) -> Tensor:
+    """So many rows, all of which run both halves and are wanted: of several sequences of a block, or of a long one.
+
+    table   blocks of the longest sequence. There is nothing in front of its rows: no window row, and of entries what
+            blocks happen to hold
+    """
+    each = rows if table > 1 else BLOCK_TOKENS * -(-blocks_for(rows) // model.shape.slot_count)
+    behind = max(0, table - blocks_for(min(rows, each))) * BLOCK_TOKENS
+    parts = enumerate(range(0, rows, each))
+    segments = [_segment(model, slot, first, min(each, rows - first), behind) for slot, first in parts]
+    for segment in segments:
+        model.clear_slot(segment.slot)
+    hidden = model.forward(segments)
+    for segment in segments:
+        model.clear_slot(segment.slot)
+    return hidden
+
+
+def _segment(model: StepModel[Tensor], slot: int, first: int, rows: int, behind: int) -> Segment:
+    """`rows` rows in blocks of their own; `first`: rows of the segments in front."""
+    block = 1 + blocks_for(first)
+    return Segment(
+        slot=slot,
+        block_table=np.arange(block, block + blocks_for(behind + rows)),
         start=behind,
         token_ids=np.arange(rows) % model.shape.vocab_size,
         lookback=[model.shape.pad_id] * 3,
@@ -119,9 +145,6 @@ def _step(model: StepModel[Tensor], rows: int, *, behind: int = 0) -> Tensor:
         decoder_window_start=behind,
         outputs=range(rows),
     )
-    hidden = model.forward([segment])
-    model.clear_slot(0)
-    return hidden
 
 
 def _sample(model: StepModel[Tensor], rows: int) -> None:
