@@ -26,7 +26,7 @@ class ServiceProcess:
 
 @contextmanager
 def service_process(
-    module: str, *, log: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    module: str, *, log: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 90.0
 ) -> Iterator[ServiceProcess]:
     """Run `python -m module` and wait for its ready line; ended at the end. Its log goes to the file `log`.
 
