@@ -53,7 +53,7 @@ class DecodeWorkerConfig(ServingConfig):
     step_tokens          rows of one step
     verify_width         drafts verified per choice and step; changes the speed, never the tokens
     threads              threads of one step; 0 leaves it to the kernels
-    compile_s            seconds that are spent at most on compiling an accelerator's kernels before requests are taken
+    compile_s            seconds after which no further kernel of an accelerator is compiled ahead of requests
     local_prefill_tokens uncached prompt tokens up to which a prompt is always prefilled here
     kv_cache_address     host:port of the kv_cache node; empty: whoever is present, the one of this host first
     write_queue_bytes    blocks and snapshots waiting to be stored; what comes on top is dropped
@@ -89,7 +89,7 @@ class DecodeWorkerConfig(ServingConfig):
         self.check(prefix)
         _check_device(prefix, self.device)
         for name in ("max_context", "replay_length", "verify_width", "threads", "compile_s", "local_prefill_tokens"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{prefix}_{name.upper()} must not be negative, got {getattr(self, name)}")
         positive = ("block_count", "slot_count", "step_tokens", "write_queue_bytes")
         times = ("acquire_timeout_s", "pull_timeout_s", "put_timeout_s", "lease_s")

@@ -21,7 +21,7 @@ class PrefillWorkerConfig:
     max_context          positions of a prompt; 0: the model's
     step_tokens          prompt tokens of one step
     threads              threads of one step; 0 leaves it to the kernels
-    compile_s            seconds that are spent at most on compiling an accelerator's kernels before calls are taken
+    compile_s            seconds after which no further kernel of an accelerator is compiled ahead of calls
     max_jobs             Prefill calls open at once
     arena_bytes          shared memory for rows on their way; 0: none
     stream_listen_address      host:port of the byte stream by which other hosts pull rows; off: none, they use gRPC
@@ -66,7 +66,7 @@ class PrefillWorkerConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must be positive, got {getattr(self, name)}")
         for name in ("replay_length", "arena_bytes", "max_context", "threads", "compile_s"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"SHOAL_PREFILL_WORKER_{name.upper()} must not be negative, got {getattr(self, name)}")
         for name in (
             "start_timeout_s",

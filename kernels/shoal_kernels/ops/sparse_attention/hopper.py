@@ -98,6 +98,9 @@ def build(sms: int, frequencies: int, has_entries: bool, cast_out: bool, parts: 
             sms // parts * parts, threads=THREADS, prelude=text, cluster_dims=(parts, 1, 1) if parts > 1 else None
         ):
             memory = T.alloc_shared((_MEMORY,), u8, scope="shared.dyn")
+            if parts > 1:
+                # Kernels with a cluster may be launched before the one ahead is done: its rows are read here.
+                T.pdl_sync()
             T.call_extern(
                 "handle",
                 "shoal_attend",
