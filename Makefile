@@ -7,7 +7,7 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-long test-gpu check proto lock
+.PHONY: help install run test test-long test-gpu check proto lock bench-kv
 
 help:
 	@echo "make run         install, start the mesh, ask one question, stay up on http://127.0.0.1:8000 (ONCE=1: exit after the answer)"
@@ -15,7 +15,7 @@ help:
 	@echo "make test-gpu    those that need a CUDA device"
 	@echo "make check       format, lint, types, borders, protos"
 	@echo "make proto       generate protos/gen;  make lock  write constraints.txt from .venv"
-	@echo "make bench-NAME  run tests/bench/NAME.py, write build/bench/NAME.json"
+	@echo "make bench-NAME  run tests/bench/NAME.py, write build/bench/NAME.json;  make bench-kv  all of the KV cache's"
 
 install:
 	@bash deploy/install.sh "$(BASE_PYTHON)" "$(VENV)"
@@ -48,6 +48,9 @@ proto: install
 
 lock:
 	$(BIN)/python deploy/lock.py
+
+bench-kv: install
+	@status=0; for one in index traces wire ssd nano; do $(MAKE) bench-kv-$$one || status=1; done; exit $$status
 
 bench-%: install
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} PYTHONPATH=tests $(BIN)/python -P -m bench.$(subst -,_,$*) $(ARGS)
