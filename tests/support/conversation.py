@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,7 +48,16 @@ def wait_written(mesh: Mesh) -> None:
     """Until the workers have nothing left to store: nothing runs, and every queue to kv_cache is empty."""
     mesh.wait_idle()
     workers = [name for name in mesh.processes if name.startswith(("prefill_worker", "decode_worker"))]
-    wait_for(
-        lambda: all(mesh.numbers(name).get("kv_write_queued", 0) == 0 for name in workers),
-        what=lambda: f"still to be stored: { {name: mesh.numbers(name).get('kv_write_queued') for name in workers} }",
-    )
+
+    def waiting() -> dict[str, float]:
+        return {name: waiting_bytes(mesh, name) for name in workers}
+
+    wait_for(lambda: not any(waiting().values()), what=lambda: f"all stored, still waiting: {waiting()}")
+
+
+def waiting_bytes(mesh: Mesh, name: str) -> float:
+    """What a worker's gauge of bytes that are not stored yet says."""
+    with urllib.request.urlopen(f"http://{mesh[name].admin}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    [value] = [line.split()[-1] for line in lines if re.match(r"\w*kv_write_waiting_bytes(\{| )", line)]
+    return float(value)

@@ -169,6 +169,11 @@ class EngineAdapter:
 
     # LoadingEngine
 
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """How fast prompts run here, by the last steps that held any; 0 before the first."""
+        return self._ready.engine.stats().prefill_tokens_per_s_ema
+
     def load_prefix(self, start: GenerationStart, prefix: PrefixRows) -> Future[None]:
         """Blocks, and the snapshot or None, below a hit."""
         return self._ready.engine.load_prefix(engine_key(start.request_id, start.attempt), prefix)

@@ -34,6 +34,11 @@ class LoadingEngine(RowsEngine, Protocol):
         """E * W: encoder rows before a hit that a warm replay runs."""
         ...
 
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """How fast prompts run here; 0 while that is not known."""
+        ...
+
     def begin(self, request_id: str, attempt: int) -> Future[None]: ...
 
 
@@ -76,6 +81,7 @@ class MeshPrompt:
             max_hit_tokens=usable_hit(length, length, self._engine.replay_length),
             want_replay=True,
             replay_reach_tokens=self._engine.encoder_reach,
+            recompute_tokens_per_s=self._engine.prefill_tokens_per_s,
         ) as prefix:
             hit = choose_hit(prefix.hit_tokens, prefix.replay_tokens, self._engine.encoder_reach)
             for target in prefill_targets(start, hit.tokens, self._local_tokens):

@@ -87,6 +87,7 @@ class EngineCore(Generic[Hidden]):
         self._admitted_count = 0
         self._step_count = 0
         self._decode_count = 0
+        self._prefill_step_count, self._prefill_rate = 0, 0.0
         self._step_time = 0.0
         self._accept_length = 0.0
         self._is_draining = False
@@ -259,6 +260,7 @@ class EngineCore(Generic[Hidden]):
             free_slots=self._holdings.slots.free_count,
             step_count=self._step_count,
             step_time_ema_s=self._step_time,
+            prefill_tokens_per_s_ema=self._prefill_rate,
             accept_length_ema=self._accept_length,
             verify_width=self._planner.max_width,
         )
@@ -320,6 +322,9 @@ class EngineCore(Generic[Hidden]):
         rows = sum(row.width + 1 for row in decodes) + sum(chunk.count for chunk in chunks)
         self._planner.observe(rows, seconds)
         self._step_time = _average(self._step_time, seconds, self._step_count)
+        if chunks and seconds > 0:
+            self._prefill_step_count += 1
+            self._prefill_rate = _average(self._prefill_rate, rows / seconds, self._prefill_step_count)
 
     def _observe_accepted(self, accepted: SequenceOf[int]) -> None:
         if accepted:

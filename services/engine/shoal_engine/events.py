@@ -98,6 +98,8 @@ class EngineStats:
     running      requests that hold blocks
     waiting      requests that lost their blocks and wait to be recovered here
     runnable     requests with rows that could run in the next step
+
+    prefill_tokens_per_s_ema   rows per second of steps with prompt chunks; 0 before any
     """
 
     running: int = 0
@@ -109,6 +111,7 @@ class EngineStats:
     free_slots: int = 0
     step_count: int = 0
     step_time_ema_s: float = 0.0
+    prefill_tokens_per_s_ema: float = 0.0
     accept_length_ema: float = 0.0
     verify_width: int = 0
 

@@ -112,6 +112,7 @@ class PrefillCall:
             max_hit_tokens=usable_hit(len(start.prompt_ids), len(start.prompt_ids), tools.model.replay_length),
             want_replay=True,
             replay_reach_tokens=reach,
+            recompute_tokens_per_s=tools.engine.stats().prefill_tokens_per_s_ema,
         ) as prefix:
             hit = choose_hit(prefix.hit_tokens, prefix.replay_tokens, reach)
             await self._write(pb.PrefillResponse(hit=pb.Hit(hit_tokens=hit.tokens, grant=export.grant)))

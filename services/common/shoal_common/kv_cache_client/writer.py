@@ -65,12 +65,14 @@ class CacheWriter:
         self._max_queued_bytes, self._put_timeout_s = max_queued_bytes, put_timeout_s
         self._put = PutCall(kinds)
         self._queue: deque[_Waiting] = deque()
-        self._queued_bytes = 0
+        self._queued_bytes = self._storing_bytes = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._dropped = metrics.counter("kv_write_dropped", "Blocks and snapshots not stored", ("reason",))
         self._stored = metrics.counter("kv_write_stored", "Blocks and snapshots newly stored in kv_cache")
+        waiting = metrics.gauge("kv_write_waiting_bytes", "Bytes of blocks and snapshots that are not stored yet")
+        waiting.set_function(lambda: self._queued_bytes + self._storing_bytes)
 
     def offer(self, items: Sequence[CacheItem], *, numerics_id: str, tenant_tag: bytes) -> int:
         """Queue items; returns how many were taken."""
@@ -95,6 +97,7 @@ class CacheWriter:
             self._wake.clear()
             while self._queue:
                 await self._store(self._next_batch())
+                self._storing_bytes = 0
             self._idle.set()
 
     async def flush(self) -> None:
@@ -113,6 +116,7 @@ class CacheWriter:
             batch.append(self._queue.popleft())
             size += len(head.item.data)
         self._queued_bytes -= size
+        self._storing_bytes = size
         return batch
 
     def close(self) -> None:
