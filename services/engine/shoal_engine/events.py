@@ -23,7 +23,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and the natural logarithm of its probability in the full processed distribution."""
+    """A token and the natural logarithm of its probability in the processed distribution, -9999.0 if it was removed."""
 
     token_id: int
     logprob: float
@@ -43,7 +43,9 @@ class TokenEntry:
 
     output_index     of the first token, from 0
     logprobs         one per token when asked for, else empty
-    verified, accepted    drafts sent to verification in the step that made these tokens, and accepted ones
+    drafted, verified, accepted    drafts made for the step that made these tokens, those sent to verification, and
+                     accepted ones
+    prompt_logprobs  set in the first entry of choice 0 when asked for: one per prompt token after the first
     finish_reason    set in the last entry of a choice that ended by itself
     cached_tokens    set in the first entry of a request: prompt tokens whose KV was loaded
     """
@@ -54,8 +56,10 @@ class TokenEntry:
     output_index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[PositionLogprobs, ...] = ()
+    drafted: int = 0
     verified: int = 0
     accepted: int = 0
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     cached_tokens: int | None = None
 

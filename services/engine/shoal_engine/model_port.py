@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from shoal_model.segment import Segment
 
+from shoal_engine.constraint import Mask, Matcher
 from shoal_engine.events import PositionLogprobs
 from shoal_engine.logical_rows import RowKind
 from shoal_engine.requests import SamplingSpec, TokenIds
@@ -39,6 +40,7 @@ class TokenContext:
 
     output   tokens emitted so far; `assumed` the drafts that this row takes as emitted after them
     banned   ids that must not be chosen here
+    mask     what the request's constraint allows here; None: anything
     """
 
     spec: SamplingSpec
@@ -48,6 +50,7 @@ class TokenContext:
     output: Sequence[int]
     assumed: Sequence[int] = ()
     banned: frozenset[int] = frozenset()
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class Sampled:
 class DraftStart:
     """Where a draft begins: the newest token, at `position`, not run yet; context keys below window_start do not exist.
 
-    `context.output` ends with that token; the first draft is for output index context.output_index.
+    `context.output` ends with that token; the first draft is for output index context.output_index. `matcher` stands
+    behind that token and is left there.
     """
 
     slot: int
@@ -72,14 +76,20 @@ class DraftStart:
     context: TokenContext
     stop_ids: frozenset[int]  # banned at output indices below min_tokens
     min_tokens: int
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Drafts of one choice, best known estimate of acceptance for each."""
+    """Drafts of one choice.
+
+    confidence_logits   the draft head's, per draft: raw
+    margins             per draft: the largest minus the second of its logits with their noise; empty where unknown
+    """
 
     token_ids: tuple[int, ...]
-    confidence: tuple[float, ...]
+    confidence_logits: tuple[float, ...]
+    margins: tuple[float, ...] = ()
 
 
 Hidden = TypeVar("Hidden")

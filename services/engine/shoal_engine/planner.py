@@ -12,11 +12,12 @@ class WidthView:
     """What a planner may know of one choice.
 
     cap          most drafts it can verify: those it has, its remaining tokens, its request's limit
-    confidence   calibrated estimates that draft j is accepted if the ones before it are, one per draft
+    confidence_logits, margins   of its drafts, see `model_port.Draft`
     """
 
     cap: int
-    confidence: tuple[float, ...]
+    confidence_logits: tuple[float, ...]
+    margins: tuple[float, ...] = ()
 
 
 class WidthPlanner(Protocol):

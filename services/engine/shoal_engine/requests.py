@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from shoal_common.errors import InvalidArgument
 
+from shoal_engine.constraint import Constraint
+
 TokenIds = NDArray[np.int64]
 
 MAX_TOP_LOGPROBS = 20
@@ -21,7 +23,8 @@ MAX_SEED = 2**64 - 1
 class SamplingSpec:
     """How tokens are chosen and when they stop; meanings and ranges of `shoal.common.v1.SamplingParams`.
 
-    max_tokens None means as many as the context has room for. top_logprobs None reports none, 0 the emitted token's.
+    max_tokens None means as many as the context has room for. top_logprobs None reports none, 0 the emitted token's;
+    prompt_logprobs likewise, for the prompt.
     raises   InvalidArgument naming the field
     """
 
@@ -38,6 +41,9 @@ class SamplingSpec:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     top_logprobs: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    forced_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, math.inf)
@@ -78,6 +84,7 @@ class GenerationRequest:
     priority, arrival     greater priority first, then earlier arrival (seconds of any one clock)
     recover_in_place      after losing its blocks the request waits here; otherwise it ends with Moved
     max_width             most drafts verified in a step; None leaves it to the planner
+    constraint            what the output must be; None: anything
     cache_points          token counts of the prompt after which a snapshot is kept, ascending
     export_chain          hand full blocks and snapshots to the sink (write-back)
     raises                InvalidArgument naming the field
@@ -93,6 +100,7 @@ class GenerationRequest:
     arrival: float = 0.0
     recover_in_place: bool = False
     max_width: int | None = None
+    constraint: Constraint | None = None
     cache_points: tuple[int, ...] = ()
     export_chain: bool = False
 

@@ -54,7 +54,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     frontier: int = 0
     drafts: list[int] = field(default_factory=list)
-    confidence: tuple[float, ...] = ()
+    confidence_logits: tuple[float, ...] = ()
+    margins: tuple[float, ...] = ()
     decoder_window_start: int = 0
     draft_window_start: int = 0
     copies: WindowCopies = field(default_factory=lambda: WindowCopies(1))
@@ -67,7 +68,11 @@ class Sequence:
     def end(self, reason: FinishReason | None) -> None:
         """No more rows run for it."""
         self.is_done, self.finish_reason = True, reason
-        self.drafts, self.confidence = [], ()
+        self.drop_drafts()
+
+    def drop_drafts(self) -> None:
+        """It has no drafts."""
+        self.drafts, self.confidence_logits, self.margins = [], (), ()
 
 
 @dataclass(slots=True, kw_only=True)

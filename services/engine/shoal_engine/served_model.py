@@ -131,8 +131,8 @@ class ServedModel:
             previous = ship(torch.tensor([starts[i].token_id for i in plain], dtype=torch.int64), self._model.device)
             choice = RowChoice.of([first[i] for i in plain], self._model.device)
             loop = self._model.markov_loop(_pick_head(head, plain), previous, choice, width)
-            chances = torch.sigmoid(loop.confidence_logits).tolist()
-            for i, ids, values in zip(plain, loop.token_ids.tolist(), chances, strict=True):
+            logits = loop.confidence_logits.tolist()
+            for i, ids, values in zip(plain, loop.token_ids.tolist(), logits, strict=True):
                 drafts[i] = Draft(tuple(ids), tuple(values))
         if others:
             stepped = self._draft_stepwise(_pick_head(head, others), [starts[i] for i in others], width)
@@ -152,10 +152,10 @@ class ServedModel:
                 for start, assumed in zip(starts, drafted, strict=True)
             ]
             previous = sample(step.logits, rows).token_ids.tolist()
-            chances = torch.sigmoid(step.confidence_logit).tolist()
+            logits = step.confidence_logit.tolist()
             for i, token in enumerate(previous):
                 drafted[i].append(token)
-                confidence[i].append(chances[i])
+                confidence[i].append(logits[i])
         return [Draft(tuple(d), tuple(c)) for d, c in zip(drafted, confidence, strict=True)]
 
     def choice_seed(self, seed: int, choice: int) -> int:

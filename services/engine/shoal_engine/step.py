@@ -132,7 +132,8 @@ class Stepper(Generic[Hidden]):
             return
         for (sequence, width), made in zip(targets, self._model.draft(starts, widest), strict=True):
             sequence.drafts = list(made.token_ids[:width])
-            sequence.confidence = made.confidence[:width]
+            sequence.confidence_logits = made.confidence_logits[:width]
+            sequence.margins = made.margins[:width]
 
     def _decode_segment(self, rows: DecodeRows) -> Segment:
         sequence, state = rows.sequence, rows.state
@@ -174,7 +175,8 @@ class Stepper(Generic[Hidden]):
         index, old = len(sequence.output), sequence.frontier
         sequence.output += tokens[: outcome.emitted]
         sequence.frontier += outcome.frontier
-        sequence.drafts, sequence.confidence = [], ()
+        drafted = len(sequence.drafts)
+        sequence.drop_drafts()
         self._on_frontier(state, sequence, old)
         self._count(state, rows.width, outcome)
         return self._entry(
@@ -183,6 +185,7 @@ class Stepper(Generic[Hidden]):
             sampled[: outcome.emitted],
             index,
             outcome.finish_reason,
+            drafted=drafted,
             verified=rows.width,
             accepted=outcome.accepted,
         )
@@ -200,6 +203,7 @@ class Stepper(Generic[Hidden]):
         output_index: int,
         reason: FinishReason | None,
         *,
+        drafted: int = 0,
         verified: int = 0,
         accepted: int = 0,
     ) -> TokenEntry:
@@ -213,6 +217,7 @@ class Stepper(Generic[Hidden]):
             output_index=output_index,
             token_ids=tuple(s.token_id for s in sampled),
             logprobs=logprobs,
+            drafted=drafted,
             verified=verified,
             accepted=accepted,
             finish_reason=reason,

@@ -51,7 +51,7 @@ class StepPlan:
             if sequence.output and not sequence.is_paused and is_caught_up(state, sequence)
         ]
         views = [
-            WidthView(min(len(s.drafts), draft_cap(state, s, self._planner.max_width)), s.confidence)
+            WidthView(min(len(s.drafts), draft_cap(state, s, self._planner.max_width)), s.confidence_logits, s.margins)
             for state, s in ready
         ]
         rows = []
