@@ -10,14 +10,12 @@ from numbers import Integral, Real
 import numpy as np
 from numpy.typing import NDArray
 from shoal_common.errors import InvalidArgument
+from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_FORCED_IDS, MAX_TOP_LOGPROBS
 
 from shoal_engine.constraint import Constraint
 
 TokenIds = NDArray[np.int64]
 
-MAX_TOP_LOGPROBS = 20
-MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 32
-MAX_FORCED_IDS = 65_536
 MAX_SEED = 2**64 - 1
 
 

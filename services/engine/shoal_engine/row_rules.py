@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS
 
 from shoal_engine.constraint import Mask
-from shoal_engine.requests import MAX_BAD_WORD_TOKENS, SamplingSpec
+from shoal_engine.requests import SamplingSpec
 
 
 def banned_ids(
