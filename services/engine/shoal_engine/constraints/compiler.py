@@ -88,10 +88,15 @@ class CompiledConstraint:
     tokenizer: GrammarTokenizer
     fill_s: float
 
-    def matcher(self) -> TokenMatcher:
+    def matcher(self, *, avoids_end: bool = False) -> TokenMatcher:
         """See `Constraint.matcher`."""
-        ids = self.source.start_after_ids
-        return TokenMatcher(self.prototype.copy(), self.tokenizer, ids, fill_s=self.fill_s)
+        return TokenMatcher(
+            self.prototype.copy,
+            self.tokenizer,
+            start_after_ids=self.source.start_after_ids,
+            avoids_end=avoids_end,
+            fill_s=self.fill_s,
+        )
 
 
 class ConstraintCompiler:
@@ -173,7 +178,7 @@ class ConstraintCompiler:
         # The first mask makes what every matcher would make anew, and some grammars fail at it already.
         first = np.zeros(self._tokenizer.mask_words, dtype=np.int32)
         try:
-            TokenMatcher(engine, self._tokenizer, (), fill_s=self._limits.fill_s).fill(first)
+            TokenMatcher(lambda: engine, self._tokenizer, fill_s=self._limits.fill_s).fill(first)
         except ConstraintFailed as error:
             raise invalid(field, error.message) from error
         return Prototype(engine, _FIXED_BYTES + _BYTES_PER_GRAMMAR_BYTE * len(grammar.encode()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,13 +28,22 @@ class TokenMatcher:
     """
 
     def __init__(
-        self, engine: LLMatcher, tokenizer: GrammarTokenizer, start_after_ids: Sequence[int], *, fill_s: float
+        self,
+        make: Callable[[], LLMatcher],
+        tokenizer: GrammarTokenizer,
+        *,
+        start_after_ids: Sequence[int] = (),
+        avoids_end: bool = False,
+        fill_s: float,
     ) -> None:
-        """`engine` has accepted nothing. `fill_s`: CPU seconds that one mask may take."""
-        self._engine, self._tokenizer, self._fill_s = engine, tokenizer, fill_s
+        """`make` gives matchers that have accepted nothing. `fill_s`: CPU seconds that one mask may take."""
+        self._make, self._engine = make, make()
+        self._tokenizer, self._fill_s = tokenizer, fill_s
+        self._avoids_end = avoids_end
+        self._end = _only(tokenizer.mask_words, tokenizer.eos_id)
         self._start_ids = tuple(start_after_ids)
         self._found = [0]  # per token before the start: how many of start_ids the output ends with
-        self._inside = 0  # tokens accepted since the start
+        self._inside: list[int] = []  # tokens accepted since the start
         self._is_over = False
         self._path: dict[int, int] = {}  # by count of accepted tokens: the token that came next, last time
         self._masks: dict[int, Mask] = {}
@@ -42,7 +51,7 @@ class TokenMatcher:
     @property
     def count(self) -> int:
         """Tokens accepted."""
-        return len(self._found) - 1 + self._inside + self._is_over
+        return len(self._found) - 1 + len(self._inside) + self._is_over
 
     @property
     def has_begun(self) -> bool:
@@ -76,11 +85,15 @@ class TokenMatcher:
         """See `Matcher.rollback`."""
         if count and self._is_over:
             self._is_over, count = False, count - 1
-        inside = min(count, self._inside)
+        inside = min(count, len(self._inside))
         if inside:
-            self._inside -= inside
-            if not self._engine.rollback(inside):
-                raise ConstraintFailed(f"the constraint cannot be taken back: {self._error()}")
+            del self._inside[-inside:]
+        if self._engine.is_error():
+            # It stays in error for good; what was tried and taken back must leave no trace.
+            self._engine = self._make()
+            self._engine.consume_tokens(self._inside)
+        elif inside:
+            self._engine.rollback(inside)
         if count > inside:
             del self._found[inside - count :]
 
@@ -99,7 +112,7 @@ class TokenMatcher:
             if self._engine.is_error():
                 raise ConstraintFailed(f"the constraint exceeds what one token may cost: {self._error()}")
             return False
-        self._inside += 1
+        self._inside.append(token_id)
         return True
 
     def _next_found(self, token_id: int) -> int:
@@ -112,12 +125,11 @@ class TokenMatcher:
         return 0
 
     def _mask(self) -> Mask:
-        words = self._tokenizer.mask_words
         if self._is_over:
-            return _only(words, self._tokenizer.eos_id)
+            return self._end
         if not self.has_begun:
-            return ~_only(words, self._tokenizer.eos_id)
-        mask = np.zeros(words, dtype=np.int32)
+            return ~self._end
+        mask = np.zeros(self._tokenizer.mask_words, dtype=np.int32)
         began_s = time.thread_time()
         self._engine.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._engine.is_error():
@@ -126,6 +138,8 @@ class TokenMatcher:
             raise ConstraintFailed(f"a mask of the constraint took more than {self._fill_s:g} s")
         if not mask.any():
             raise ConstraintFailed("the constraint allows no token here")
+        if self._avoids_end and (mask & ~self._end).any():
+            mask &= ~self._end
         return mask
 
     def _error(self) -> str:

@@ -7,8 +7,8 @@ r"""V4.1's tool calls as a Lark grammar of llguidance.
     </｜DSML｜ calls>
 
 `｜DSML｜` is one special token, so text can contain no tag; its spelling in other tokens is kept out of text too,
-since the output is parsed as text. Parameters come in the order of the schema. A value is raw text (string="true") where
-its schema is a string that text can be held to, and JSON otherwise. Source: V4.1's prompt encoding.
+since the output is parsed as text. Parameters come in the order of the schema. A value is raw text (string="true")
+where its schema is a string that text can be held to, and JSON otherwise. Source: V4.1's prompt encoding.
 """
 
 from __future__ import annotations
