@@ -36,7 +36,7 @@ class Matcher(Protocol):
 class Constraint(Protocol):
     """A compiled constraint, shared by the choices of a request."""
 
-    def matcher(self, *, avoids_end: bool) -> Matcher:
+    def matcher(self, *, avoids_end: bool = False) -> Matcher:
         """A matcher before the first output token.
 
         avoids_end   the end of the sequence is allowed only where nothing else is

@@ -2,6 +2,7 @@
 
 from shoal_common.constraints.engines import LLGUIDANCE, TABLE, constraint_id, engine_of
 from shoal_common.constraints.kinds import (
+    MAX_START_IDS,
     MAX_TEXT_BYTES,
     ConstraintInvalid,
     ConstraintKind,
@@ -12,6 +13,7 @@ from shoal_common.constraints.normalise import normalise
 
 __all__ = [
     "LLGUIDANCE",
+    "MAX_START_IDS",
     "MAX_TEXT_BYTES",
     "TABLE",
     "ConstraintInvalid",

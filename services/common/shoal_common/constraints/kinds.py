@@ -9,6 +9,8 @@ from shoal_common.errors import InvalidArgument
 
 MAX_TEXT_BYTES = 256 * 1024
 """Of one constraint, in UTF-8. Compiling time and memory are bounded from here on."""
+MAX_START_IDS = 64
+"""Tokens behind whose first occurrence a constraint may begin."""
 
 
 class ConstraintKind(Enum):

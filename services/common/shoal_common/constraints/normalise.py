@@ -8,10 +8,8 @@ from typing import Any
 from shoal_common.constraints.ebnf import parse_ebnf
 from shoal_common.constraints.engines import engine_of
 from shoal_common.constraints.json_schema import check_schema, compact, parse_json
-from shoal_common.constraints.kinds import MAX_TEXT_BYTES, ConstraintKind, OutputConstraint, invalid
+from shoal_common.constraints.kinds import MAX_START_IDS, MAX_TEXT_BYTES, ConstraintKind, OutputConstraint, invalid
 from shoal_common.constraints.tool_calls import parse_tag
-
-MAX_START_IDS = 64
 
 
 def normalise(

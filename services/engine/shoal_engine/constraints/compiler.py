@@ -13,9 +13,10 @@ from importlib.metadata import version
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 from shoal_common import constraints
-from shoal_common.constraints import LLGUIDANCE, OutputConstraint, invalid
+from shoal_common.constraints import LLGUIDANCE, OutputConstraint, invalid, normalise
 from shoal_common.errors import Internal, MeshError
 
+from shoal_engine.constraint import Constraint
 from shoal_engine.constraints.errors import CompilerBusy, ConstraintFailed, ConstraintTimeout
 from shoal_engine.constraints.grammar import grammar_of
 from shoal_engine.constraints.matcher import TokenMatcher
@@ -125,9 +126,9 @@ class ConstraintCompiler:
         """Constraints that wait or compile."""
         return len(self._running)
 
-    def compile(self, source: OutputConstraint) -> Future[CompiledConstraint]:
-        """The compiled constraint, or ConstraintInvalid, ConstraintTimeout or CompilerBusy."""
-        answer: Future[CompiledConstraint] = Future()
+    def compile(self, source: OutputConstraint) -> Future[Constraint]:
+        """The compiled constraint, or ConstraintInvalid, ConstraintTimeout, CompilerBusy. `source` is checked here."""
+        answer: Future[Constraint] = Future()
         key = (source.kind.value, source.text)
         with self._lock:
             kept = self._kept.get(key)
@@ -170,8 +171,9 @@ class ConstraintCompiler:
 
     def _build(self, source: OutputConstraint) -> Prototype:
         self.compile_count += 1
-        field = source.kind.value
-        grammar = grammar_of(source, self._tokenizer.special_ids)
+        field = f"constraint.{source.kind.value}"
+        checked = normalise(source.kind, source.text, field=field)
+        grammar = grammar_of(checked, self._tokenizer.special_ids)
         engine = LLMatcher(self._tokenizer.engine, grammar, log_level=0, limits=engine_limits())
         if engine.is_error():
             raise invalid(field, _short(engine.get_error()))
@@ -200,7 +202,7 @@ class ConstraintCompiler:
         self,
         done: Future[Prototype],
         source: OutputConstraint,
-        answer: Future[CompiledConstraint],
+        answer: Future[Constraint],
         timer: threading.Timer,
     ) -> None:
         timer.cancel()
@@ -212,7 +214,7 @@ class ConstraintCompiler:
             else:
                 answer.set_exception(error)
 
-    def _expire(self, answer: Future[CompiledConstraint]) -> None:
+    def _expire(self, answer: Future[Constraint]) -> None:
         limit = self._limits.compile_s
         with contextlib.suppress(InvalidStateError):
             answer.set_exception(ConstraintTimeout(f"the constraint was not compiled in {limit:g} s", timeout_s=limit))
