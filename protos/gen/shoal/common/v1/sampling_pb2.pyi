@@ -268,11 +268,14 @@ class Constraint(_message.Message):
     json_object: _builtins.bool
     """Any JSON object; must be true."""
     regex: _builtins.str
-    """Text that the regular expression matches as a whole."""
+    """Text that the regular expression matches as a whole (Rust's syntax, without look-around and word boundaries)."""
     ebnf: _builtins.str
-    """Text that the grammar derives, in EBNF, start rule `root`."""
+    """Text that the grammar derives, in EBNF as of llama.cpp (rule ::= ...), start rule `root`."""
     structural_tag: _builtins.str
-    """A structural tag as JSON text: free text in which certain tags begin constrained parts; V4.1's tool calls."""
+    """A structural tag as JSON text; V4.1's tool calls:
+    {"type": "tool_calls", "choice": "auto"|"required", "parallel": true, "tools": [{"name": N, "parameters": S}],
+    "content": S}. See docs/constraints.md.
+    """
     def __init__(
         self,
         *,
