@@ -13,7 +13,7 @@ from shoal_common.constraints.tool_calls import parse_tag
 
 
 def normalise(
-    kind: ConstraintKind, text: str, *, field: str, start_after_ids: tuple[int, ...] = ()
+    kind: ConstraintKind, text: str, *, field: str = "constraint", start_after_ids: tuple[int, ...] = ()
 ) -> OutputConstraint:
     """The constraint to send to a worker. Raises ConstraintInvalid naming `field`, its path in the request.
 
