@@ -51,30 +51,34 @@ def of_message(message: sampling_pb2.Constraint, field: str, start_after_ids: tu
 
 
 def of_conversation(
-    converted: ConversationRequest, *, is_parallel: bool, start_after_ids: tuple[int, ...]
+    converted: ConversationRequest, *, sent_tools: Any, is_parallel: bool, start_after_ids: tuple[int, ...]
 ) -> AskedConstraint | None:
-    """Of a chat request, as the recipe understands its response format and tools. Raises ConstraintInvalid."""
+    """Of a chat request, as the recipe understands its response format and tools. Raises ConstraintInvalid.
+
+    sent_tools   the client's own `tools`, which the recipe has taken
+    """
     wanted = converted.inference_options.output_constraint
     if wanted is None:
         return None
     if wanted.kind == "json":
         if not wanted.schema:
             return _asked(ConstraintKind.JSON_OBJECT, "", _FORMAT_FIELD, start_after_ids)
-        schema = _with_definitions(wanted.schema, converted.conversation.response_schema)
-        return _asked(ConstraintKind.JSON_SCHEMA, schema, _SCHEMA_FIELD, start_after_ids)
+        schema = _with_definitions(json.loads(wanted.schema), converted.conversation.response_schema)
+        text = json.dumps(schema, ensure_ascii=False)
+        return _asked(ConstraintKind.JSON_SCHEMA, text, _SCHEMA_FIELD, start_after_ids)
     if wanted.kind == "regex":
         return _asked(ConstraintKind.REGEX, wanted.schema, _REGEX_FIELD, start_after_ids)
     if wanted.kind in ("tool_call", "tool_call_required"):
-        tag = _tag(converted, json.loads(wanted.schema), wanted.kind == "tool_call_required", is_parallel)
+        tools = [_with_sent_definitions(tool["function"], sent_tools) for tool in json.loads(wanted.schema)]
+        tag = _tag(converted, tools, wanted.kind == "tool_call_required", is_parallel)
         return None if tag is None else _asked_tag(tag, start_after_ids)
     raise invalid(_FORMAT_FIELD, f"{wanted.kind} is not supported")
 
 
 def _tag(
-    converted: ConversationRequest, tools: list[dict[str, Any]], is_required: bool, is_parallel: bool
+    converted: ConversationRequest, functions: list[dict[str, Any]], is_required: bool, is_parallel: bool
 ) -> dict[str, Any] | None:
     """The structural tag; None where nothing is asked for beyond what the model does by itself."""
-    functions = [tool["function"] for tool in tools]
     tag: dict[str, Any] = {"type": "tool_calls", "choice": "required" if is_required else "auto"}
     if not is_parallel:
         tag["parallel"] = False
@@ -117,9 +121,16 @@ def _asked_tag(tag: dict[str, Any], start_after_ids: tuple[int, ...]) -> AskedCo
         raise invalid(asked, error.violations[0].description) from error
 
 
-def _with_definitions(schema: str, sent: Any) -> str:
+def _with_sent_definitions(function: dict[str, Any], sent_tools: Any) -> dict[str, Any]:
+    for sent in sent_tools if isinstance(sent_tools, list) else ():
+        inner = sent.get("function") if isinstance(sent, dict) else None
+        if isinstance(inner, dict) and inner.get("name") == function["name"] and "parameters" in function:
+            return {**function, "parameters": _with_definitions(function["parameters"], inner.get("parameters"))}
+    return function
+
+
+def _with_definitions(schema: Any, sent: Any) -> Any:
     """The recipe's strict form of a schema leaves out what `$ref`s point at."""
-    value = json.loads(schema)
-    if isinstance(value, dict) and isinstance(sent, dict):
-        value |= {key: sent[key] for key in _DEFINITIONS if key in sent and key not in value}
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(schema, dict) and isinstance(sent, dict):
+        return {**schema, **{key: sent[key] for key in _DEFINITIONS if key in sent and key not in schema}}
+    return schema

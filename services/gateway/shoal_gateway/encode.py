@@ -136,7 +136,10 @@ class Encoder:
             output=conversation.output(self.model.eos_id, fields.stop_token_ids),
             is_exact=fields.is_exact,
             constraint=of_conversation(
-                converted, is_parallel=fields.is_parallel, start_after_ids=self.thinking_end(converted)
+                converted,
+                sent_tools=body.get("tools"),
+                is_parallel=fields.is_parallel,
+                start_after_ids=self.thinking_end(converted),
             ),
         )
         return PreparedChat(
