@@ -168,8 +168,8 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def forced_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The output begins with these tokens: output index i is forced_ids[i] whatever the logits say. A stop token among
-        them ends the choice.
+        """The output begins with these tokens, at most 8,192: output index i is forced_ids[i] whatever the logits say. A stop
+        token among them ends the choice.
         """
 
     def __init__(
