@@ -13,6 +13,7 @@ from shoal.common.v1 import sampling_pb2
 from shoal.common.v1.tokens_pb2 import TokenIds
 from shoal.decode.v1 import decode_service_pb2 as pb
 from shoal.decode.v1 import decode_service_pb2_grpc as rpc
+from shoal.inference.v1 import generation_pb2
 from shoal_client import Client, InvalidRequest, SamplingParams, generation
 from shoal_common.errors import InvalidArgument
 from shoal_engine import LLM
@@ -206,3 +207,30 @@ def test_drafts_are_counted_by_position_in_the_usage_and_in_the_metrics(whole: M
     for position, count in enumerate(usage.verified_by_position, start=1):
         told = counted(whole["decode_worker"], "shoal_decode_verified_draft_tokens", position=str(position))
         assert asyncio.run(told) >= count
+
+
+def test_a_stop_string_cuts_each_choice_where_its_own_text_has_it_and_changes_nothing_before(client: Client) -> None:
+    # Letters only: other tokens of this model are parts of characters, whose text is not settled before the next one.
+    letters = dict.fromkeys(range(74, 100), 100.0)
+    sampling = SamplingParams(
+        temperature=0.8, top_p=0.95, seed=6, max_tokens=40, ignore_eos=True, top_logprobs=0, logit_bias=letters
+    )
+
+    def told(stop: list[str]) -> list[Any]:
+        asked = generation(
+            prompt_of(30, seed=94),
+            sampling=sampling,
+            n=4,
+            stop=stop,
+            output_form=generation_pb2.OUTPUT_FORM_TEXT_AND_TOKENS,
+        )
+        return [choice.output for choice in client.generate(asked).choices]
+
+    whole = told([])
+    stop = whole[0].text[20:22]
+    assert len(whole[0].text) == 40
+    for cut, full in zip(told([stop]), whole, strict=True):
+        assert cut.text == full.text.partition(stop)[0]
+        count = len(cut.tokens.ids)
+        assert list(cut.tokens.ids) == list(full.tokens.ids)[:count]
+        assert list(cut.logprobs) == list(full.logprobs)[:count]
