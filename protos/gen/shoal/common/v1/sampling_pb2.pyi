@@ -163,13 +163,13 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[_tokens_pb2.TokenIds]:
         """Sequences that the output never contains, at most 128 of 1 to 32 ids: where the output ends with all ids of one but
-        the last, the last is masked.
+        the last, the last is masked. A request that may say no token at all fails (INVALID_ARGUMENT, NOTHING_ALLOWED).
         """
 
     @_builtins.property
     def forced_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The output begins with these tokens: output index i is forced_ids[i] whatever the logits say. A stop token among
-        them ends the choice.
+        """The output begins with these tokens, at most 8,192: output index i is forced_ids[i] whatever the logits say. A stop
+        token among them ends the choice.
         """
 
     def __init__(
