@@ -57,9 +57,9 @@ class CompilerLimits:
 def engine_limits() -> LLParserLimits:
     """Bounds of one compile and one mask in the engine's own units: the same on every machine and at any load.
 
-    A step of 1,000,000 items is about 50 ms; 20,000 lexer states are about 40 MB.
+    A mask of 400,000 items takes about 50 ms; 20,000 lexer states are about 40 MB.
     """
-    return LLParserLimits(step_max_items=1_000_000, max_lexer_states=20_000, verbose_errors=False)
+    return LLParserLimits(step_max_items=400_000, max_lexer_states=20_000, verbose_errors=False)
 
 
 def announced_id() -> str:
