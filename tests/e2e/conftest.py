@@ -12,6 +12,8 @@ from support.mesh import Mesh, mesh
 from support.service_process import service_process
 from support.worker_pair import TINY, WorkerPair, wait_until_ready
 
+TEXT = "def harbour(lamp, stone):\n    return [river for river in lamp if river not in stone]\n\n\n" * 60
+
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPair]:
@@ -64,6 +66,20 @@ def offline() -> Iterator[LLM]:
     """The same model in this process: the oracle."""
     with LLM(TINY, max_model_len=4096, threads=1) as llm:
         yield llm
+
+
+@pytest.fixture(scope="session")
+def nano() -> Iterator[LLM]:
+    """The model that comes with Shoal, in this process."""
+    with LLM("nano", threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def text(nano: LLM) -> list[int]:
+    """Some Python-like text in nano's tokens."""
+    ids: list[int] = nano.get_tokenizer().encode(TEXT).ids
+    return ids
 
 
 @pytest.fixture

@@ -16,20 +16,7 @@ from support.mesh import Mesh, mesh
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 BLOCK = 128
-TEXT = "def harbour(lamp, stone):\n    return [river for river in lamp if river not in stone]\n\n\n" * 60
 K = default_replay_length(128, 6)
-
-
-@pytest.fixture(scope="module")
-def nano() -> Iterator[LLM]:
-    with LLM("nano", threads=1) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def text(nano: LLM) -> list[int]:
-    ids: list[int] = nano.get_tokenizer().encode(TEXT).ids
-    return ids
 
 
 @pytest.fixture(scope="module")
