@@ -194,15 +194,14 @@ class KvMesh:
                     return Told(Said(tuple(positions)), usage.cached_prompt_tokens, usage.draft_tokens)
         raise AssertionError("the call ended without an end")
 
+    def wait_put(self) -> None:
+        """Until nothing waits to be stored at the workers."""
+        _wait_zero(self.workers, "shoal_kv_write_waiting_bytes")
+
     def wait_written(self) -> None:
-        """Until nothing waits to be stored: not at the workers, not for a slower tier of a node."""
-
-        def waiting() -> dict[str, float]:
-            workers = {name: metric(one, "shoal_kv_write_waiting_bytes") for name, one in self.workers.items()}
-            nodes = {name: metric(one, "shoal_kv_cache_queued_bytes") for name, one in self.nodes.items()}
-            return {name: size for name, size in (workers | nodes).items() if size}
-
-        wait_for(lambda: not waiting(), what=lambda: f"all stored, still waiting: {waiting()}", timeout_s=30)
+        """As `wait_put`, and until nothing waits for a slower tier of a node."""
+        self.wait_put()
+        _wait_zero(self.nodes, "shoal_kv_cache_queued_bytes")
 
     def stub(self, node: str) -> Any:
         """Calls of a node."""
@@ -262,6 +261,13 @@ class KvMesh:
 
     def _shared(self) -> dict[str, str]:
         return {"SHOAL_MESH": MESH, "SHOAL_NATS_URL": self.nats.url}
+
+
+def _wait_zero(processes: Mapping[str, ServiceProcess], name: str) -> None:
+    def waiting() -> dict[str, float]:
+        return {one: size for one, process in processes.items() if (size := metric(process, name))}
+
+    wait_for(lambda: not waiting(), what=lambda: f"{name} at 0: {waiting()}", timeout_s=30)
 
 
 def ask_offline(llm: LLM, all_asked: Sequence[Asked]) -> list[Said]:
