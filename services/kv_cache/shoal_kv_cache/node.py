@@ -190,8 +190,9 @@ class Node:
         self.store.ram.arena.close()
 
     def expire(self) -> None:
-        """Ends the leases whose time is over."""
+        """Ends the leases whose time is over, and takes memory back whose writers have ended."""
         self.acquirer.expire(self._clock())
+        self.store.fills.retry()
 
     async def drop_everywhere(self, key: Key) -> None:
         """A reader found a payload damaged: it goes from every tier here, and from its owners."""

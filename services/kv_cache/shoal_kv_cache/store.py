@@ -15,6 +15,7 @@ from shoal_kv_cache.core.flush_epochs import FlushEpochs
 from shoal_kv_cache.core.found import Found, FoundSnapshot
 from shoal_kv_cache.core.index import Index, Outcome
 from shoal_kv_cache.events import EventStream
+from shoal_kv_cache.fills import Fills
 from shoal_kv_cache.tier_counts import TierCounts
 from shoal_kv_cache.tiers.ram import RamTier
 
@@ -64,6 +65,7 @@ class Store:
         self.index, self.ram, self.exports, self.events = index, ram, exports, events
         self.counts, self.ram_counts = Counts(), TierCounts()
         self.epochs = FlushEpochs()
+        self.fills = Fills(ram, exports)
         self._forget_on_disk = forget_on_disk
         self._exported: dict[str, Export] = {}
 
@@ -139,6 +141,7 @@ class Store:
 
     def allocate(self, sizes: Sequence[int], tenant_tag: bytes) -> list[int]:
         """Slabs for payloads of these sizes, evicting what can go. Raises OutOfCapacity, then nothing is held."""
+        self.fills.retry()
         lacking = self.ram.lacking_bytes(sizes)
         while lacking:
             changes = Changes()
