@@ -602,12 +602,19 @@ class ListFlushesRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    KNOWN_DIGEST_FIELD_NUMBER: _builtins.int
+    known_digest: _builtins.bytes
+    """SHA-256 over the flush_ids that the caller knows, sorted, each followed by a zero byte. A node that knows the same ones
+    answers with an empty list. Empty: all are wanted.
+    """
     def __init__(
         self,
+        *,
+        known_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_digest", b"known_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
