@@ -149,29 +149,29 @@ def test_damage_on_disk_is_computed_again(
     assert mesh.stats("a").corrupt_count == 0
 
 
+@pytest.mark.parametrize("copies", ["memory", "memory, disk and remote"])
 @pytest.mark.parametrize("kind", [BLOCK, SNAPSHOT], ids=["block", "snapshot"])
-def test_damage_in_memory_drops_every_copy_and_is_computed_again(
-    mesh: KvMesh, visits: Visits, tmp_path: Path, kind: transport_pb.PayloadKind.ValueType
+def test_damage_in_memory_is_dropped(
+    mesh: KvMesh, visits: Visits, tmp_path: Path, kind: transport_pb.PayloadKind.ValueType, copies: str
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    mesh.start_node("a", disk=tmp_path / "disk", remote_url=f"dir://{shared}")
+    if copies == "memory":
+        mesh.start_node("a")
+    else:
+        mesh.start_node("a", disk=tmp_path / "disk", remote_url=f"dir://{shared}")
     assert visits.cached() == NONE
-    names = [victim_of(one, kind)[1] for one in visits.asked]
-    before = [damage.in_shared_folder(shared, name) for name in names]
-    values, times = [one.read() for one in before], [one.path.stat().st_mtime_ns for one in before]
-    written = [mesh.tier("a", tier).written_bytes for tier in (pb.TIER_SSD, pb.TIER_REMOTE)]
-    for one in visits.asked:
-        damage.in_memory(mesh.acquire("a", one), kind, victim_of(one, kind)[0]).flip()
-    assert all((tokens == HIT_TOKENS) == (kind == SNAPSHOT) for tokens in visits.cached())
+    places = [damage.in_memory(mesh.acquire("a", one), kind, victim_of(one, kind)[0]) for one in visits.asked]
+    whole = [one.read() for one in places]
+    for one in places:
+        one.flip()
+    tokens = visits.cached()
+    if copies == "memory":
+        assert all((one == HIT_TOKENS) == (kind == SNAPSHOT) for one in tokens)
     assert mesh.stats("a").corrupt_count == len(WAYS)
-    # Each copy was dropped, and is another one now.
-    after = [damage.in_shared_folder(shared, name) for name in names]
-    assert [one.read() for one in after] == values
-    assert all(one.path.stat().st_mtime_ns > then for one, then in zip(after, times, strict=True))
-    for tier, so_far in zip((pb.TIER_SSD, pb.TIER_REMOTE), written, strict=True):
-        assert mesh.tier("a", tier).written_bytes > so_far
     assert visits.cached() == ALL
+    assert mesh.stats("a").corrupt_count == len(WAYS), "no other copy was damaged, and none came back"
+    assert [payload(mesh, one, kind, victim_of(one, kind)[0]) for one in visits.asked] == whole
 
 
 @pytest.mark.parametrize("kind", [BLOCK, SNAPSHOT], ids=["block", "snapshot"])
@@ -204,18 +204,26 @@ def test_a_prefix_without_its_snapshot_is_replayed_and_stores_it(
 ) -> None:
     # Longer than the E * W positions that a replay runs again: where it saves nothing, nothing is read from disk.
     visits = ColdRuns.of(nano, text, 1200).visits(mesh)
-    mesh.start_node("a", disk=tmp_path)
-    assert visits.cached() == NONE
-    if place == "disk":
-        mesh.kill_node("a")
-        mesh.start_node("a", disk=tmp_path)
     ends = [one.hashes[1024 // 128 - 1] for one in visits.asked]
-    mesh.drop_snapshots("a", ends)
+    mesh.start_node("a", disk=tmp_path if place == "disk" else None)
+    assert visits.cached() == NONE
+    snapshots = [damage.in_memory(mesh.acquire("a", one), SNAPSHOT) for one in visits.asked]
+    if place == "disk":
+        payloads = [one.read() for one in snapshots]
+        mesh.kill_node("a")
+        for one in payloads:
+            damage.on_disk(tmp_path, one).flip()
+        mesh.start_node("a", disk=tmp_path)
+    else:
+        for snapshot, end in zip(snapshots, ends, strict=True):
+            snapshot.flip()
+            mesh.report("a", SNAPSHOT, end)
     assert not set(ends) & mesh.held("a")[1]
     hits_before = mesh.stats("a").hit_count
     assert visits.cached() == [1024] * len(WAYS)
     assert mesh.stats("a").hit_count == hits_before, "no usable prefix was found: all was replayed"
-    assert (read_bytes(mesh, pb.TIER_SSD) > 0) == (place == "disk")
+    if place == "disk":
+        assert read_bytes(mesh, pb.TIER_SSD) > 0
     assert set(ends) <= mesh.held("a")[1]
     assert visits.cached() == [1024] * len(WAYS)
     assert mesh.stats("a").hit_count >= hits_before + len(WAYS)

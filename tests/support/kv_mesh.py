@@ -253,11 +253,18 @@ class KvMesh:
 
         wait_for(lambda: known() == wanted, what=lambda: f"peers {wanted}, not {known()}", timeout_s=60)
 
-    def drop_snapshots(self, node: str, hashes: Sequence[bytes]) -> None:
-        """Snapshots at the ends of these blocks, from every tier of the node."""
-        for one in hashes:
-            request = pb.ReportCorruptRequest(kind=transport_pb.PAYLOAD_KIND_ENCODER_WINDOW, block_hash=one)
-            self.stub(node).ReportCorrupt(request, timeout=10)
+    def report(self, node: str, kind: transport_pb.PayloadKind.ValueType, block_hash: bytes) -> None:
+        """Tell a node that a payload of its only group is damaged."""
+        stub = self.stub(node)
+        (group,) = stub.ListGroups(pb.ListGroupsRequest(), timeout=10).groups
+        request = pb.ReportCorruptRequest(
+            kind=kind,
+            block_hash=block_hash,
+            kv_id=group.kv_id,
+            numerics_id=group.numerics_id,
+            tenant_tag=group.tenant_tag,
+        )
+        stub.ReportCorrupt(request, timeout=10)
 
     def _shared(self) -> dict[str, str]:
         return {"SHOAL_MESH": MESH, "SHOAL_NATS_URL": self.nats.url}
