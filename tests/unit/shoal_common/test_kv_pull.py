@@ -38,6 +38,7 @@ from shoal_common.kv_transport import (
     stream_address,
 )
 from shoal_common.kv_transport.destinations import DestinationPool
+from shoal_common.kv_transport.same_host import unpace
 from shoal_common.kv_transport.stream_frames import DataHead, FrameKind, Pull, pack_frame
 from shoal_common.rpc.channels import Channel
 from support.kv_ways import GRPC, SHM, TCP, Holder, block_of, holder, mutual_tls, run_of
@@ -418,6 +419,20 @@ async def test_a_call_outlives_the_end_of_an_idle_connection_and_not_that_of_the
 
 def _address(held: Holder) -> str:
     return f"127.0.0.1{held.stream.address}"
+
+
+@pytest.mark.parametrize(("from_address", "is_changed"), [("127.0.0.1", True), ("127.0.0.2", False)])
+def test_only_connections_between_two_ends_of_one_address_are_not_paced(from_address: str, is_changed: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with (
+            socket.create_connection(listener.getsockname(), 5, (from_address, 0)) as near,
+            listener.accept()[0] as far,
+        ):
+            default = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            for one in (near, far):
+                unpace(one)
+                used = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                assert used.rstrip(b"\0") == b"reno" if is_changed else used == default
 
 
 def test_destinations_are_used_again_only_when_nobody_looks_at_them() -> None:
