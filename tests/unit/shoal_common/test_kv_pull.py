@@ -423,16 +423,16 @@ def _address(held: Holder) -> str:
 
 @pytest.mark.parametrize(("from_address", "is_changed"), [("127.0.0.1", True), ("127.0.0.2", False)])
 def test_only_connections_between_two_ends_of_one_address_are_not_paced(from_address: str, is_changed: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with (
-            socket.create_connection(listener.getsockname(), 5, (from_address, 0)) as near,
-            listener.accept()[0] as far,
-        ):
-            default = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-            for one in (near, far):
-                unpace(one)
-                used = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-                assert used.rstrip(b"\0") == b"reno" if is_changed else used == default
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname(), 5, (from_address, 0)) as near,
+        listener.accept()[0] as far,
+    ):
+        default = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        for one in (near, far):
+            unpace(one)
+            used = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert used.rstrip(b"\0") == b"reno" if is_changed else used == default
 
 
 def test_destinations_are_used_again_only_when_nobody_looks_at_them() -> None:
