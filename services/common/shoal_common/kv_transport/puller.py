@@ -32,8 +32,8 @@ _INLINE_BYTES = 16 << 20
 """Moved on the event loop itself: handing over to threads would cost more than it saves."""
 _TURN_CHUNKS = 8
 """Copied before others of the event loop have their turn: 4 MiB, half a millisecond."""
-_HELPER_BYTES = 2 << 20
-"""From here on another thread helps, if it comes to run in time."""
+_HELPER_BYTES = 6 << 20
+"""For each so many another thread helps, if it comes to run in time; waking it for less costs more than it copies."""
 _COPY_THREADS = min(4, os.cpu_count() or 1)
 """More do not copy faster: memory is the limit."""
 _UNREACHABLE_S = 30.0
