@@ -99,9 +99,15 @@ class CallConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, calls: Mapping[str, StreamCall], *, idle_s: float, ended: Callable[[CallConnection], None]
+        self,
+        calls: Mapping[str, StreamCall],
+        *,
+        idle_s: float,
+        ended: Callable[[CallConnection], None],
+        admits: Callable[[CallConnection, asyncio.BaseTransport], bool] = lambda connection, transport: True,
     ) -> None:
-        self._calls, self._idle_s, self._ended = calls, idle_s, ended
+        """admits: asked when it is connected; False cuts it."""
+        self._calls, self._idle_s, self._ended, self._admits = calls, idle_s, ended, admits
         self._frames = FrameBuffer()
         self._transport: asyncio.Transport | None = None
         self._running: asyncio.Task[None] | None = None
@@ -114,7 +120,10 @@ class CallConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._rest()
+        if self._admits(self, transport):
+            self._rest()
+        else:
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._idle is not None:
