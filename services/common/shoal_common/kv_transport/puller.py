@@ -122,13 +122,15 @@ class KvPuller:
         helper_count = min(memory.nbytes // _HELPER_BYTES, _COPY_THREADS - is_inline)
         helpers = [self._threads.submit(copy.run) for _ in range(helper_count)]
         try:
-            is_left = is_inline
+            is_left = is_inline and copy.run(_TURN_CHUNKS)
             while is_left:
-                is_left = copy.run(_TURN_CHUNKS)
                 await asyncio.sleep(0)
+                is_left = copy.run(_TURN_CHUNKS)
         finally:
             # A helper that has not begun yet finds nothing left to do.
-            await asyncio.gather(*(asyncio.wrap_future(one) for one in helpers if not is_inline or not one.cancel()))
+            running = [asyncio.wrap_future(one) for one in helpers if not is_inline or not one.cancel()]
+            if running:
+                await asyncio.gather(*running)
         return True
 
     async def _by_engine(
