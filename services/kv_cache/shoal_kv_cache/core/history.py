@@ -74,15 +74,15 @@ class History:
         self._table.last_use.at[row] = self._now
         self._table.history.at[row] = 0
 
-    def stored(self, blocks: Rows) -> None:
-        """Blocks are new, each the child of the one before."""
+    def stored(self, blocks: Rows, *, is_recovered: bool) -> None:
+        """Blocks are new, each the child of the one before. What is recovered from a disk tells nothing of turns."""
         table, waiting = self._table, self._waiting
         first = int(blocks[0])
         conversation = waiting.pop(table.hash_of(table.parent.at[first]), None)
         if conversation is not None:
             conversation.since = self._now
         else:
-            conversation = self._come_back(blocks) or self._begin(first)
+            conversation = self._come_back(blocks) or self._begin(first, is_recovered)
         table.history.array[blocks] = _word(conversation)
         table.last_use.array[blocks] = self._now
         waiting[table.hash_of(int(blocks[-1]))] = conversation
@@ -126,13 +126,14 @@ class History:
                 return conversation
         return None
 
-    def _begin(self, first: int) -> _Conversation:
+    def _begin(self, first: int, is_recovered: bool) -> _Conversation:
         table = self._table
         if table.block_index.at[first]:
             origin = table.history.at[table.parent.at[first]] % ORIGINS
         else:
             origin = table.hashes[first * HASH_BYTES]
-        self._origins.waits(origin, has_returned=False)
+        if not is_recovered:
+            self._origins.waits(origin, has_returned=False)
         return _Conversation(self._now, origin, self._origins.pace(origin), has_returned=False)
 
     def _returns(self, conversation: _Conversation) -> bool:

@@ -72,7 +72,7 @@ class Storing:
                     parent, parent_hash = stored[-1], entries[run[-1]].key.block_hash
         if stored:
             rows = np.array(stored, np.uint32)
-            self._remember(rows)
+            self._remember(rows, is_recovered=tier == SSD)
             for row in rows[self._holdings.are_leaves(rows)].tolist():
                 self._holdings.offer(row)
         return outcomes
@@ -107,7 +107,7 @@ class Storing:
         self._holdings.offer(row)
         return True
 
-    def _remember(self, rows: Rows) -> None:
+    def _remember(self, rows: Rows, *, is_recovered: bool) -> None:
         """Tells the history of new blocks, run by run, and then of new snapshots."""
         table = self._holdings.table
         is_snapshot = table.state.array[rows] & SNAPSHOT != 0
@@ -115,7 +115,7 @@ class Storing:
         if len(blocks):
             begins = np.flatnonzero(table.parent.array[blocks[1:]] != blocks[:-1]) + 1
             for run in np.split(blocks, begins):
-                self._history.stored(run)
+                self._history.stored(run, is_recovered=is_recovered)
         for row in snapshots.tolist():
             self._history.stored_snapshot(row, table.parent.at[row])
 
