@@ -45,7 +45,8 @@ class Mix:
     """What the traffic is made of. Times in seconds, lengths in tokens; medians of log-normal draws.
 
     agents, chats     sessions begun per hour
-    scan_jobs         per hour; each reads `scan_documents` (mean) documents once, one after the other
+    scan_jobs         per hour, evenly spread, so that every trace has its share of them; each reads `scan_documents`
+                      documents once, one after the other
     apps              different system prompts of agents, the first by far the most used
     turns             requests of a session in the mean; a session may end after any
     person_share      agents' turns that a person answers; a tool answers the others
@@ -57,8 +58,8 @@ class Mix:
     hours: float = 10.0
     agents: float = 18.0
     chats: float = 26.0
-    scan_jobs: float = 1.2
-    scan_documents: float = 30.0
+    scan_jobs: float = 1.9
+    scan_documents: int = 30
     scan_tokens: int = 50_000
     scan_every_s: float = 5.0
     apps: int = 12
@@ -88,14 +89,12 @@ class Traffic:
     def requests(self) -> list[Request]:
         """All requests by arrival; sessions that last longer are cut off."""
         found: list[Request] = []
-        for per_hour, session in (
-            (self._mix.agents, self._agent),
-            (self._mix.chats, self._chat),
-            (self._mix.scan_jobs, self._scan),
-        ):
+        for per_hour, session in ((self._mix.agents, self._agent), (self._mix.chats, self._chat)):
             at_s = 0.0
             while (at_s := at_s + self._random.expovariate(per_hour / 3600)) < self._mix.hours * 3600:
                 found += session(at_s)
+        for number in range(int(self._mix.hours * self._mix.scan_jobs)):
+            found += self._scan((number + self._random.random()) * 3600 / self._mix.scan_jobs)
         in_time = (one for one in found if one.arrived_s < self._mix.hours * 3600)
         return sorted(in_time, key=lambda one: one.arrived_s)
 
@@ -132,7 +131,7 @@ class Traffic:
     def _scan(self, at_s: float) -> Iterator[Request]:
         mix = self._mix
         task = self._piece(self._preamble, self._length(700, 0.5))
-        for _ in range(1 + int(self._random.expovariate(1 / mix.scan_documents))):
+        for _ in range(mix.scan_documents):
             yield self._request(at_s, self._piece(task, self._length(mix.scan_tokens, 0.7)), 300, "scan")
             at_s += self._random.expovariate(1 / mix.scan_every_s)
 
