@@ -174,6 +174,9 @@ class KvNode(rpc.KvCacheServiceServicer):
     async def Flush(self, request: pb.FlushRequest, context: Any) -> pb.FlushResponse:
         raise Unimplemented("not on this node")
 
+    async def ListFlushes(self, request: pb.ListFlushesRequest, context: Any) -> pb.ListFlushesResponse:
+        raise Unimplemented("not on this node")
+
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Any) -> pb.ListGroupsResponse:
         raise Unimplemented("not on this node")
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import events_pb2
@@ -39,7 +40,7 @@ class OpenPut:
             begin.offer.CopyFrom(self._more["offer"])
         await self._call.write(pb.PutRequest(begin=begin))
         answer = await self._call.read()
-        assert isinstance(answer, pb.PutResponse)
+        assert isinstance(answer, pb.PutResponse), await self._call.code()
         self.wanted = answer.wanted
         return self
 
@@ -257,3 +258,30 @@ async def test_a_payload_sent_in_pieces_is_whole() -> None:
 
         answers = [answer async for answer in one.client.stub.Put(messages(), timeout=10)]
         assert answers[-1].committed.stored_count == 1
+
+
+async def test_a_put_at_a_full_node_never_takes_room_from_what_it_stands_on() -> None:
+    async with served_node(ram_bytes=12 * SLAB_BYTES) as one:
+        others = TestChain("others", 4)
+        await one.client.put(items_of(CHAIN, 0, 8))
+        await one.client.put(items_of(others, 0, 4))
+        # Used again and again: by their worth the end of the chain would go first.
+        for _ in range(20):
+            await one.client.acquire(others, lease_id="used")
+            await one.client.release("used")
+        assert await one.client.put(items_of(CHAIN, 8, 12)) == 4
+        assert (await one.client.acquire(CHAIN, lease_id="look")).present_tokens == 12 * 128
+        await one.client.release("look")
+        # Nothing is left but what it stands on: refused, and that is still there.
+        with pytest.raises(grpc.aio.AioRpcError, match="pinned"):
+            await one.client.put(items_of(CHAIN, 12, 13))
+        assert (await one.client.acquire(CHAIN)).present_tokens == 12 * 128
+
+
+async def test_a_put_of_a_snapshot_at_a_full_node_never_takes_room_from_its_block() -> None:
+    offer = transport_pb.TransportOffer(kinds=[transport_pb.TRANSPORT_KIND_SHM], host_id=host_id())
+    async with served_node(ram_bytes=8 * SLAB_BYTES) as one:
+        await one.client.put(items_of(CHAIN, 0, 4))
+        with pytest.raises(grpc.aio.AioRpcError, match="pinned"):
+            await OpenPut(one, items_of(CHAIN, 0, 4, [3]), offer=offer).begin()
+        assert (await one.client.acquire(CHAIN)).present_tokens == 512

@@ -4,6 +4,7 @@ from shoal_common.kv_transport.arena import ArenaFull, SharedArena
 from shoal_common.kv_transport.engines import ENGINES, TransferEngine, open_engines
 from shoal_common.kv_transport.exports import Arena, Export, ExportTable, Piece
 from shoal_common.kv_transport.fill import fill
+from shoal_common.kv_transport.fill_locks import filling
 from shoal_common.kv_transport.host import host_id, host_of
 from shoal_common.kv_transport.mapped import MappedArenas
 from shoal_common.kv_transport.payloads import ITEM_BYTES, PayloadSpec, RunSpec, checksum_of, describe, verify
@@ -40,6 +41,7 @@ __all__ = [
     "checksum_of",
     "describe",
     "fill",
+    "filling",
     "host_id",
     "host_of",
     "open_engines",
