@@ -75,7 +75,7 @@ class Store:
             self.ram.free(changes.freed_slabs)
         if changes.freed_ssd:
             self._forget_on_disk(changes.freed_ssd)
-        self.events.emit(changes)
+        self.events.emit(changes, is_empty=not len(self.index))
 
     # Leases
 
