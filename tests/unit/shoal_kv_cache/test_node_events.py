@@ -177,8 +177,6 @@ async def test_a_flush_with_something_left_tells_what_went() -> None:
         await told(one, bus)
         (event,) = bus.sent
         assert (event.cleared, set(event.removed_blocks)) == (False, set(CHAINS[0].hashes[:5]))
-            (False, set(CHAINS[0].hashes[:5]))
-        ]
 
 
 async def test_events_lost_at_the_end_show_although_nothing_happens_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
