@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal_kv_cache.core import holdings, index, lookup, storing
+from shoal_kv_cache.core import holdings, lookup, pins, storing
 from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, Entry, Form, Group, Key, Kind
 from shoal_kv_cache.core.found import NO_LOCATION, NO_SLAB, Copy
@@ -31,7 +31,7 @@ ROOT = b"\xff" * 32
 @pytest.fixture(autouse=True, scope="module")
 def _short_segments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (holdings, index, lookup, storing, naive_index):
+        for module in (holdings, lookup, pins, storing, naive_index):
             patch.setattr(module, "SEGMENT_BLOCKS", SEGMENT)
         yield
 
