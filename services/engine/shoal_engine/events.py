@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from shoal_common.errors import MeshError
 
 from shoal_engine.logical_rows import LogicalRows
+from shoal_engine.planner import PlannerStats
 
 
 class FinishReason(Enum):
@@ -118,6 +119,7 @@ class EngineStats:
     prefill_tokens_per_s_ema: float = 0.0
     accept_length_ema: float = 0.0
     verify_width: int = 0
+    planner: PlannerStats = field(default_factory=PlannerStats)
 
 
 class EngineSink(Protocol):

@@ -51,6 +51,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     is_paused: bool = False
     slot: int | None = None
+    slot_generation: int = 0
     blocks: list[int] = field(default_factory=list)
     frontier: int = 0
     drafts: list[int] = field(default_factory=list)

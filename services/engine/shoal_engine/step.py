@@ -16,17 +16,19 @@ from shoal_model.segment import Segment
 from shoal_engine.acceptance import Accepted, accept
 from shoal_engine.events import FinishReason, PositionLogprobs, TokenEntry
 from shoal_engine.model_port import DraftStart, Hidden, Sampled, StepModel, TokenContext
+from shoal_engine.planner import VerifiedRound
 from shoal_engine.requests import GenerationRequest
 from shoal_engine.sequence import RequestState, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """The last emitted token of a choice and `width` of its drafts."""
+    """The last emitted token of a choice and `width` of its drafts. `plan_index`: its place in the planner's views."""
 
     state: RequestState
     sequence: Sequence
     width: int
+    plan_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Stepper(Generic[Hidden]):
         """`on_frontier(state, sequence, old)` is called when a choice's frontier has moved from `old`."""
         self._model = model
         self._on_frontier = on_frontier
+        self._rounds: list[VerifiedRound] = []
 
     def forward(self, decodes: SequenceOf[DecodeRows], chunks: SequenceOf[ChunkRows]) -> Hidden:
         """Run the rows. Hidden rows: 1 + width of every decode, then one of every chunk that completes a prompt."""
@@ -103,6 +106,11 @@ class Stepper(Generic[Hidden]):
             first += rows.width + 1
             yield rows, self._apply(rows, mine)
 
+    def take_rounds(self) -> list[VerifiedRound]:
+        """What became of the drafts since this was last asked."""
+        rounds, self._rounds = self._rounds, []
+        return rounds
+
     def first_tokens(self, start: FirstRow[Hidden], fresh: SequenceOf[Sequence]) -> list[tuple[Sequence, TokenEntry]]:
         """Sample output index 0 of every choice that has no output yet."""
         if not fresh:
@@ -117,8 +125,8 @@ class Stepper(Generic[Hidden]):
             entries.append((sequence, self._entry(state, sequence, [token], 0, outcome.finish_reason)))
         return entries
 
-    def draft(self, choices: SequenceOf[tuple[RequestState, Sequence]], max_width: int) -> None:
-        """Make drafts for choices whose frontier stands before their last token."""
+    def draft(self, choices: SequenceOf[tuple[RequestState, Sequence]], max_width: int) -> int:
+        """Make drafts for choices whose frontier stands before their last token; for how many that was possible."""
         starts, targets, widest = [], [], 0
         shape = self._model.shape
         for state, sequence in choices:
@@ -129,11 +137,12 @@ class Stepper(Generic[Hidden]):
                 targets.append((sequence, width))
                 widest = max(widest, width)
         if not starts:
-            return
+            return 0
         for (sequence, width), made in zip(targets, self._model.draft(starts, widest), strict=True):
             sequence.drafts = list(made.token_ids[:width])
             sequence.confidence_logits = made.confidence_logits[:width]
             sequence.margins = made.margins[:width]
+        return len(starts)
 
     def _decode_segment(self, rows: DecodeRows) -> Segment:
         sequence, state = rows.sequence, rows.state
@@ -172,6 +181,8 @@ class Stepper(Generic[Hidden]):
         sequence, state = rows.sequence, rows.state
         tokens = [token.token_id for token in sampled]
         outcome = accept(sequence.drafts[: rows.width], tokens, len(sequence.output), state.rule)
+        right = next((i for i in range(rows.width) if sequence.drafts[i] != tokens[i]), rows.width)
+        self._rounds.append(VerifiedRound(rows.plan_index, rows.width, right))
         index, old = len(sequence.output), sequence.frontier
         sequence.output += tokens[: outcome.emitted]
         sequence.frontier += outcome.frontier
