@@ -14,6 +14,7 @@ from shoal_kernels.ops.sampling import (
     RowSampling,
     choice_seed,
     coupled_argmax,
+    coupled_margins,
     inverse_temperatures,
     logprobs,
     process_logits,
@@ -90,13 +91,17 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens of a batch of rows; `logprobs[i]` is None where row i did not ask."""
+    """Tokens of a batch of rows; `logprobs[i]` is None where row i did not ask.
+
+    margins   on the host, where asked for: by how much each token won over the next one
+    """
 
     token_ids: Tensor  # int64 [R]
     logprobs: tuple[TokenLogprobs | None, ...]
+    margins: Tensor | None = None  # float32 [R]
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
+def sample(logits: Tensor, rows: Sequence[SampleRow], *, wants_margins: bool = False) -> Sampled:
     """Sample one token per row of logits [R, V] (taken to float32). Raises ValueError for a parameter out of range.
 
     Log-probabilities are those of the processed distribution; at temperature 0, of the model's.
@@ -104,7 +109,10 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     z = process_logits(logits.to(torch.float32), [row.sampling for row in rows])
     choice = RowChoice.of(rows, logits.device)
     token_ids = coupled_argmax(z, choice.seeds, choice.positions, choice.is_greedy)
-    return Sampled(token_ids, _logprobs(z, token_ids, rows))
+    margins = None
+    if wants_margins and z.device.type == "cpu":
+        margins = coupled_margins(z, choice.seeds, choice.positions, choice.is_greedy, token_ids)
+    return Sampled(token_ids, _logprobs(z, token_ids, rows), margins)
 
 
 def accept_length(drafts: Sequence[int], sampled: Sequence[int]) -> int:

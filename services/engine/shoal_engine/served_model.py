@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -131,9 +132,9 @@ class ServedModel:
             previous = ship(torch.tensor([starts[i].token_id for i in plain], dtype=torch.int64), self._model.device)
             choice = RowChoice.of([first[i] for i in plain], self._model.device)
             loop = self._model.markov_loop(_pick_head(head, plain), previous, choice, width)
-            logits = loop.confidence_logits.tolist()
-            for i, ids, values in zip(plain, loop.token_ids.tolist(), logits, strict=True):
-                drafts[i] = Draft(tuple(ids), tuple(values))
+            made = (loop.token_ids.tolist(), loop.confidence_logits.tolist(), loop.margins.tolist())
+            for i, ids, values, margins in zip(plain, *made, strict=True):
+                drafts[i] = Draft(tuple(ids), tuple(values), () if math.isnan(margins[0]) else tuple(margins))
         if others:
             stepped = self._draft_stepwise(_pick_head(head, others), [starts[i] for i in others], width)
             drafts |= zip(others, stepped, strict=True)
@@ -143,6 +144,7 @@ class ServedModel:
         """Drafts of rows whose logits are edited by the drafts before, or filtered."""
         drafted: list[list[int]] = [[] for _ in starts]
         confidence: list[list[float]] = [[] for _ in starts]
+        margins: list[list[float]] = [[] for _ in starts]
         previous = [s.token_id for s in starts]
         for j in range(width):
             before = ship(torch.tensor(previous, dtype=torch.int64), self._model.device)
@@ -151,12 +153,15 @@ class ServedModel:
                 _sample_row(_ahead(start, assumed), step.logits.shape[1])
                 for start, assumed in zip(starts, drafted, strict=True)
             ]
-            previous = sample(step.logits, rows).token_ids.tolist()
+            chosen = sample(step.logits, rows, wants_margins=True)
+            previous = chosen.token_ids.tolist()
             logits = step.confidence_logit.tolist()
+            won_by = [] if chosen.margins is None else chosen.margins.tolist()
             for i, token in enumerate(previous):
                 drafted[i].append(token)
                 confidence[i].append(logits[i])
-        return [Draft(tuple(d), tuple(c)) for d, c in zip(drafted, confidence, strict=True)]
+                margins[i] += won_by[i : i + 1]
+        return [Draft(tuple(d), tuple(c), tuple(m)) for d, c, m in zip(drafted, confidence, margins, strict=True)]
 
     def choice_seed(self, seed: int, choice: int) -> int:
         return choice_seed(seed, choice)
