@@ -165,6 +165,7 @@ class EngineAdapter:
             accept_length=now.accept_length_ema,
             draft_tokens=self._draft_tokens,
             accepted_tokens=self._accepted_tokens,
+            planner=now.planner,
         )
 
     # LoadingEngine

@@ -276,7 +276,7 @@ class EngineCore(Generic[Hidden]):
             step_time_ema_s=self._figures.step_time_s,
             prefill_tokens_per_s_ema=self._figures.prefill_tokens_per_s,
             accept_length_ema=self._figures.accept_length,
-            verify_width=self._planner.max_width,
+            verify_width=self._figures.verify_width,
             planner=self._planner.stats(),
         )
 
@@ -290,7 +290,7 @@ class EngineCore(Generic[Hidden]):
             hidden = self._stepper.forward(decodes, chunks)
             made += [(rows.state, rows.sequence, entry) for rows, entry in self._stepper.verify(decodes, hidden)]
             self._planner.verified(self._stepper.take_rounds())
-            self._figures.note_accepted([entry.accepted for _, _, entry in made])
+            self._figures.note_drafts([e.verified for _, _, e in made], [e.accepted for _, _, e in made])
             starts += self._advance(chunks, hidden, sum(rows.width + 1 for rows in decodes))
         for start in starts:
             made += self._begin_choices(start)

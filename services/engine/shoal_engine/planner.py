@@ -68,6 +68,8 @@ class PlannerStats:
     is_drafting, gain    drafting is expected to pay; tokens per second with drafts over those without
     calibration_errors   by mode of sampling: expected calibration error over recent drafts, in [0, 1]
     has_drifted          one of them is above the limit
+    costs_measured_at_s  when the table of costs was measured, seconds since 1970; None without one
+    is_fallback          widths are fixed because the costs measured here say nothing
     """
 
     is_planned: bool = False
@@ -77,6 +79,8 @@ class PlannerStats:
     gain: float = 1.0
     calibration_errors: Mapping[str, float] = field(default_factory=dict)
     has_drifted: bool = False
+    costs_measured_at_s: float | None = None
+    is_fallback: bool = False
 
 
 class WidthPlanner(Protocol):
@@ -112,10 +116,11 @@ class WidthPlanner(Protocol):
 class FixedWidth:
     """Every choice verifies the same number of drafts, as far as it has them."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, is_fallback: bool = False) -> None:
+        """`is_fallback`: widths should have been planned, see `PlannerStats`."""
         if width < 0:
             raise ValueError(f"verify width must not be negative, got {width}")
-        self._width = width
+        self._width, self._is_fallback = width, is_fallback
         self._budget = self._choices = 0
 
     @property
@@ -139,4 +144,6 @@ class FixedWidth:
 
     def stats(self) -> PlannerStats:
         width = self._budget / self._choices if self._choices else 0.0
-        return PlannerStats(budget=self._budget, width=width, is_drafting=self._width > 0)
+        return PlannerStats(
+            budget=self._budget, width=width, is_drafting=self._width > 0, is_fallback=self._is_fallback
+        )

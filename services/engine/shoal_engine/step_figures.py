@@ -14,6 +14,7 @@ class StepFigures:
         self.step_time_s = 0.0
         self.prefill_tokens_per_s = 0.0
         self.accept_length = 0.0
+        self.verify_width = 0.0
         self._steps = self._prefill_steps = self._decode_steps = 0
 
     def note(self, rows: int, seconds: float, *, has_prompt_rows: bool) -> None:
@@ -24,10 +25,11 @@ class StepFigures:
             self._prefill_steps += 1
             self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, rows / seconds, self._prefill_steps)
 
-    def note_accepted(self, accepted: Sequence[int]) -> None:
-        """Accepted drafts of each choice of a step."""
+    def note_drafts(self, verified: Sequence[int], accepted: Sequence[int]) -> None:
+        """Verified and accepted drafts of each choice of a step."""
         if accepted:
             self._decode_steps += 1
+            self.verify_width = _average(self.verify_width, sum(verified) / len(verified), self._decode_steps)
             self.accept_length = _average(self.accept_length, sum(accepted) / len(accepted), self._decode_steps)
 
 

@@ -7,6 +7,8 @@ chances up to each position fit what was accepted.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,7 @@ _TEMPERATURES = np.geomspace(0.1, 10.0, 81)
 _RIDGE = 1e-3
 _NEWTON_STEPS = 50
 _PARTS = 5
+_NOISE = 0.3
 
 
 def fit(file: RoundFile, *, least_rounds: int = LEAST_ROUNDS) -> Calibration:
@@ -37,8 +40,8 @@ def fit_mode(rounds: Rounds) -> ModeCalibration:
     index = np.arange(len(rounds))
     chances = np.empty_like(rounds.logits)
     for part in range(_PARTS):
-        held_out: NDArray[np.bool_] = np.equal(index % _PARTS, part)
-        one, out = _fit(rounds.part(~held_out)), rounds.part(held_out)
+        held_out = np.flatnonzero(index % _PARTS == part)
+        one, out = _fit(rounds.part(np.flatnonzero(index % _PARTS != part))), rounds.part(held_out)
         chances[held_out] = one.confidences(out.logits, out.margins)
     whole = _fit(rounds)
     return ModeCalibration(
@@ -65,7 +68,7 @@ def _fit(rounds: Rounds) -> ModeCalibration:
     has_margins = ~np.isnan(rounds.margins).any(axis=1)
     if not has_margins.any():
         return ModeCalibration(temperatures=temperatures)
-    known = rounds.part(has_margins)
+    known = rounds.part(np.flatnonzero(has_margins))
     weights, scored = [], np.empty(known.logits.shape)
     for j in range(known.logits.shape[1]):
         features = np.column_stack([np.ones(len(known)), known.logits[:, j], log_margins(known.margins[:, j])])
@@ -87,7 +90,9 @@ def _sequential_temperatures(logits: NDArray[np.float64], accepted: NDArray[np.i
     for j in range(logits.shape[1]):
         tried = [chances * sigmoid(logits[:, j] / t) for t in _TEMPERATURES]
         errors = [expected_calibration_error(one, accepted > j) for one in tried]
-        best = int(np.argmin(errors))
+        # Errors this near cannot be told apart with so many rounds: among them the one nearest to 1 is taken.
+        good = np.flatnonzero(np.array(errors) <= min(errors) + _NOISE / math.sqrt(len(logits)))
+        best = int(good[np.argmin(np.abs(np.log(_TEMPERATURES[good])))])
         found.append(float(_TEMPERATURES[best]))
         chances = tried[best]
     return tuple(found)

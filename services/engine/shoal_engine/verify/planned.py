@@ -34,6 +34,7 @@ class PlannedWidth:
     calibration  of the draft head; None takes its word as it is
     is_delayed   the budget comes from the confidences of the step before last, the allocation from this step's
     agreement    with the ranks that step together
+    costs_measured_at_s    seconds since 1970, to be told
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class PlannedWidth:
         is_delayed: bool = False,
         agreement: BudgetAgreement | None = None,
         gate: DraftGate | None = None,
+        costs_measured_at_s: float | None = None,
     ) -> None:
         if width < 1:
             raise ValueError(f"a planner needs at least one draft, got {width}")
@@ -54,6 +56,7 @@ class PlannedWidth:
         self._costs = costs
         calibration = calibration or Calibration(draft_id="", width=width)
         self._calibrations = {mode: calibration.of(mode) for mode in Mode}
+        self._costs_measured_at_s = costs_measured_at_s
         self._relay = ConfidenceRelay(BUDGET_AGE) if is_delayed else None
         self._agreement = agreement or OneRank()
         self._gate = gate or DraftGate()
@@ -131,6 +134,7 @@ class PlannedWidth:
             gain=self._gate.gain,
             calibration_errors={mode.value: watch.error for mode, watch in self._watches.items()},
             has_drifted=bool(self._alarmed),
+            costs_measured_at_s=self._costs_measured_at_s,
         )
 
     def _confidences(self, views: Sequence[WidthView]) -> NDArray[np.float32]:

@@ -108,7 +108,7 @@ class Rounds:
     def __len__(self) -> int:
         return len(self.accepted)
 
-    def part(self, index: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Rounds:
+    def part(self, index: NDArray[np.int64]) -> Rounds:
         """Some of them."""
         return Rounds(self.logits[index], self.margins[index], self.accepted[index])
 
