@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from bench.nano_scores import held_out_files
 from shoal_engine import LLM, SamplingParams
+from shoal_engine.llm import model_directory
 from shoal_engine.verify.calibration import Mode
 from shoal_engine.verify.rounds import Rounds, read_rounds
 from shoal_engine.verify.setup import VerifySettings
@@ -107,6 +108,11 @@ def joined(parts: Sequence[Rounds]) -> Rounds:
         np.concatenate([one.margins for one in parts]),
         np.concatenate([one.accepted for one in parts]),
     )
+
+
+def release_directory() -> Path:
+    """Where nano's weights lie, and its calibration."""
+    return model_directory("nano")
 
 
 def main() -> int:

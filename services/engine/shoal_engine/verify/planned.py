@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,6 +59,7 @@ class PlannedWidth:
         self._calibrations = {mode: calibration.of(mode) for mode in Mode}
         self._costs_measured_at_s = costs_measured_at_s
         self._relay = ConfidenceRelay(BUDGET_AGE) if is_delayed else None
+        self._rates: deque[tuple[float, float] | None] = deque(maxlen=1 + BUDGET_AGE if is_delayed else 1)
         self._agreement = agreement or OneRank()
         self._gate = gate or DraftGate()
         self._watches = {mode: DriftWatch() for mode in Mode}
@@ -82,7 +84,7 @@ class PlannedWidth:
         confidences = self._confidences(views)
         self._chances = survival(confidences, caps)
         expected = self._chances if self._relay is None else survival(self._earlier(views, confidences), caps)
-        count = int(np.count_nonzero(expected))
+        count = max(int(np.count_nonzero(expected)), int(np.count_nonzero(self._chances)))
         wanted = 0
         if choices:
             costs = self._costs.costs(
@@ -93,9 +95,11 @@ class PlannedWidth:
                 drafted=choices,
             )
             best = budget(expected, choices, costs)
-            wanted = best.drafts
-            if caps.any():
-                self._gate.note(best.rate, choices / (float(costs[0]) - self._costs.draft_s(choices)))
+            # A probe is for its confidences: what a delayed budget knows of them is nothing yet.
+            wanted = best.drafts if self._relay is None or self._gate.is_open else 0
+            if self._relay is not None:
+                best = budget(self._chances, choices, costs)
+            self._note_gain(best.rate, choices / (float(costs[0]) - self._costs.draft_s(choices)), bool(caps.any()))
         is_drafting = self._gate.take_step() if choices else self._gate.is_open
         intent = StepIntent(other_rows + choices + wanted, self._width if is_drafting else 0)
         agreed = self._agreement.agree(intent)
@@ -136,6 +140,13 @@ class PlannedWidth:
             has_drifted=bool(self._alarmed),
             costs_measured_at_s=self._costs_measured_at_s,
         )
+
+    def _note_gain(self, drafted_rate: float, plain_rate: float, has_drafts: bool) -> None:
+        """Tell the gate, as many steps later as confidences come late."""
+        self._rates.append((drafted_rate, plain_rate) if has_drafts else None)
+        known = self._rates[0] if len(self._rates) == self._rates.maxlen else None
+        if known is not None:
+            self._gate.note(*known)
 
     def _confidences(self, views: Sequence[WidthView]) -> NDArray[np.float32]:
         """float32 [R, S], calibrated; 1 where the head said nothing."""

@@ -22,6 +22,7 @@ from shoal_engine.verify import (
     StepIntent,
 )
 from shoal_engine.verify.calibration import Mode
+from shoal_engine.verify.planned import BUDGET_AGE
 from shoal_engine.verify.relay import ConfidenceRelay
 
 WIDTH = 5
@@ -99,7 +100,9 @@ def test_the_gate_opens_again_when_a_probe_pays() -> None:
 
 
 def test_a_delayed_budget_follows_the_confidences_of_the_step_before_last() -> None:
-    p = planner(table(base_s=0.001, row_s=1e-3), is_delayed=True)
+    gate = DraftGate()
+    gate.note(1000.0, 1.0)
+    p = planner(table(base_s=0.001, row_s=1e-3), is_delayed=True, gate=gate)
 
     def step(logit: float) -> int:
         return sum(p.widths([view(logit, slot=slot, generation=1) for slot in range(4)]))
@@ -116,6 +119,18 @@ def test_a_delayed_budget_goes_to_the_drafts_that_are_likely_now() -> None:
     for _ in range(2):
         p.widths([view(SURE, slot=0), view(DOUBTFUL, slot=1)])
     assert p.widths([view(DOUBTFUL, slot=0), view(SURE, slot=1)]) == [0, WIDTH]
+
+
+def test_a_probe_of_a_delayed_budget_verifies_nothing_and_leaves_the_gate_closed() -> None:
+    p = planner(table(base_s=0.001, row_s=1e-3, draft_s=0.1), is_delayed=True)
+    verified, made = [], [WIDTH]
+    for _ in range(200):
+        views = [view(SURE, cap=made[-1], drafts=made[-1], slot=slot, generation=1) for slot in range(8)]
+        verified.append(sum(p.widths(views)))
+        made.append(p.draft_width)
+    assert sum(verified[BUDGET_AGE + 1 :]) == 0
+    assert made[BUDGET_AGE + 2 :].count(WIDTH) == 3
+    assert not p.stats().is_drafting
 
 
 def test_whoever_takes_over_a_slot_inherits_no_confidence() -> None:
