@@ -49,7 +49,7 @@ def simulated() -> Report:
     for profile in dspark_sim.PROFILES:
         rows, least, by_policy = {}, dict[str, float](), dict[str, list[dspark_sim.Outcome]]()
         for requests in FLOOR_LOADS if profile.name == "linear" else LOADS:
-            steps = int(np.clip(SIM_TOKENS / requests, 200, 1500))
+            steps = int(np.clip(SIM_TOKENS / requests, 256, 1500))
             outcomes = {
                 name: dspark_sim.run(profile, requests, make(), seed=SEED + requests, steps=steps)
                 for name, make in dspark_sim.planners(profile, requests, fitted).items()

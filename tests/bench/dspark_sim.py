@@ -20,6 +20,7 @@ from shoal_engine.verify.rounds import Rounds
 WIDTH = 5
 TARGET_LAYERS, DRAFT_LAYERS = 43, 3
 MOST_ROWS = 8192
+WARM_UP_STEPS = 32
 _DOMAINS = ((2.35, 0.30), (2.05, 0.35), (0.85, 0.35))  # mean logit of acceptance and share: mathematics, code, chat
 _TURNOVER = 0.05
 _NOISE, _OVERCONFIDENCE = 0.8, 0.35
@@ -112,10 +113,13 @@ class Outcome:
 
 
 def run(profile: Profile, requests: int, planner: WidthPlanner, *, seed: int, steps: int) -> Outcome:
-    """A loop of some steps under a planner, which learns from them as in an engine."""
+    """A loop of some steps under a planner, which learns from them as in an engine; the first steps do not count.
+
+    There every request is new at once, which no load is: a delayed budget takes what it does not know for certain.
+    """
     loop = Workload(seed, requests)
     tokens, rows, total_ms, has_drafts = 0, 0, 0.0, False
-    for _ in range(steps):
+    for step in range(-WARM_UP_STEPS, steps):
         said, right = loop.step()
         views = [
             WidthView(WIDTH if has_drafts else 0, tuple(row) if has_drafts else (), slot=slot, generation=1)
@@ -139,6 +143,8 @@ def run(profile: Profile, requests: int, planner: WidthPlanner, *, seed: int, st
                 draft_s=draft_ms / 1e3,
             )
         )
+        if step < 0:
+            continue
         tokens += requests + int(np.minimum(right, widths).sum())
         rows += requests + sum(widths)
         total_ms += step_ms + draft_ms
@@ -148,7 +154,8 @@ def run(profile: Profile, requests: int, planner: WidthPlanner, *, seed: int, st
 def run_one_token(profile: Profile, requests: int, *, seed: int, steps: int) -> Outcome:
     """Drafting of one token by one layer, always verified: what the planner is to beat."""
     loop = Workload(seed, requests)
-    right = sum(int(np.minimum(loop.step()[1], 1).sum()) for _ in range(steps))
+    right = sum(int(np.minimum(loop.step()[1], 1).sum()) for _ in range(WARM_UP_STEPS + steps))
+    steps += WARM_UP_STEPS
     total_ms = steps * (profile.verify_ms(2 * requests) + profile.draft_ms(requests, 1, layers=1))
     rate = (steps * requests + right) / total_ms * 1e3
     return Outcome(rate, rate / requests, 2.0)

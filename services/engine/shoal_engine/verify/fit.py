@@ -24,6 +24,7 @@ _RIDGE = 1e-3
 _NEWTON_STEPS = 50
 _PARTS = 5
 _NOISE = 0.3
+_SMALLEST_STEP = 1e-7
 
 
 def fit(file: RoundFile, *, least_rounds: int = LEAST_ROUNDS) -> Calibration:
@@ -101,14 +102,23 @@ def _sequential_temperatures(logits: NDArray[np.float64], accepted: NDArray[np.i
 def _logistic(features: NDArray[np.float64], hits: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Weights of a logistic regression, by Newton's method with a little ridge towards the head's own word."""
     prior = np.array([0.0, 1.0, 0.0])
-    weights = prior.copy()
+
+    def loss(weights: NDArray[np.float64]) -> float:
+        scores = features @ weights
+        apart = weights - prior
+        return float(np.logaddexp(0.0, np.where(hits, -scores, scores)).sum() + 0.5 * _RIDGE * (apart @ apart))
+
+    weights, least = prior, loss(prior)
     for _ in range(_NEWTON_STEPS):
         chances = sigmoid(features @ weights)
         gradient = features.T @ (chances - hits) + _RIDGE * (weights - prior)
         curvature = (features * (chances * (1.0 - chances))[:, None]).T @ features + _RIDGE * np.eye(3)
         step = np.linalg.solve(curvature, gradient)
-        # Rounds that are all right, or all wrong, pull without end: the ridge and short steps hold them.
-        weights = weights - step * min(1.0, 4.0 / max(float(np.abs(step).max()), 1e-12))
-        if np.abs(step).max() < 1e-9:
+        # A whole step may overshoot where most chances are near 0 or 1.
+        while loss(weights - step) > least and np.abs(step).max() > _SMALLEST_STEP:
+            step *= 0.5
+        if np.abs(step).max() <= _SMALLEST_STEP:
             break
+        weights = weights - step
+        least = loss(weights)
     return weights
