@@ -113,6 +113,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "filter_logits": _entry("sampling", "filter_logits"),
     "logprobs": _entry("sampling", "logprobs"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
+    "coupled_margins": _entry("sampling", "coupled_margins", device=()),
     "lm_head_argmax": _fused("lm_head", "lm_head_argmax", device=("tilelang", "triton")),
     "markov_loop": _fused("lm_head", "markov_loop"),
 }

@@ -14,6 +14,7 @@ from shoal_kernels.ops.sampling import (
     RowSampling,
     choice_seed,
     coupled_argmax,
+    coupled_margins,
     edit_logits,
     filter_logits,
     inverse_temperatures,
@@ -99,13 +100,19 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens of a batch of rows; `logprobs[i]` is None where row i did not ask."""
+    """Tokens of a batch of rows; `logprobs[i]` is None where row i did not ask.
+
+    margins   on the host, where asked for: by how much each token won over the next one
+    """
 
     token_ids: Tensor  # int64 [R]
     logprobs: tuple[TokenLogprobs | None, ...]
+    margins: Tensor | None = None  # float32 [R]
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow], *, in_place: bool = False) -> Sampled:
+def sample(
+    logits: Tensor, rows: Sequence[SampleRow], *, in_place: bool = False, wants_margins: bool = False
+) -> Sampled:
     """Sample one token per row of logits [R, V] (taken to float32, which `in_place` allows to be written over).
 
     Log-probabilities are those of the processed distribution: what is sampled from, filters included. A row at
@@ -121,12 +128,15 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], *, in_place: bool = False)
     z = filter_logits(edited, settings, in_place=in_place or edited is not taken)
     choice = RowChoice.of(rows, logits.device)
     token_ids = coupled_argmax(z, choice.seeds, choice.positions, choice.is_greedy)
+    margins = None
+    if wants_margins and z.device.type == "cpu":
+        margins = coupled_margins(z, choice.seeds, choice.positions, choice.is_greedy, token_ids)
     found: list[TokenLogprobs | None] = [None] * len(rows)
     if asked:
         table = logprobs(z[list(asked)])
         for values, i in zip(table, asked, strict=True):
             found[i] = _token_logprobs(values, token_ids[i : i + 1], ranked[i])
-    return Sampled(token_ids, tuple(found))
+    return Sampled(token_ids, tuple(found), margins)
 
 
 def model_logprobs(logits: Tensor, token_ids: Sequence[int], count: int) -> list[TokenLogprobs]:

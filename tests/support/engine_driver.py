@@ -15,7 +15,7 @@ from shoal_engine.core import EngineConfig, EngineCore
 from shoal_engine.events import ChoiceEnd, EngineUsage, TokenEntry
 from shoal_engine.logical_rows import LogicalRows
 from shoal_engine.model_port import StepModel
-from shoal_engine.planner import FixedWidth, WidthPlanner, WidthView
+from shoal_engine.planner import FixedWidth, PlannerStats, StepTimes, VerifiedRound, WidthPlanner, WidthView
 from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest, SamplingSpec
 
 MAX_STEPS = 5000
@@ -78,16 +78,22 @@ class RecordingSink:
 class RandomWidths:
     """Any width that the cap allows, from a reproducible stream."""
 
-    max_width = 5
+    max_width = draft_width = 5
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def widths(self, views: Sequence[WidthView]) -> list[int]:
+    def widths(self, views: Sequence[WidthView], other_rows: int = 0) -> list[int]:
         return [self._random.randint(0, view.cap) for view in views]
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def verified(self, rounds: Sequence[VerifiedRound]) -> None:
         pass
+
+    def observe(self, step: StepTimes) -> None:
+        pass
+
+    def stats(self) -> PlannerStats:
+        return PlannerStats()
 
 
 class Driver:

@@ -189,6 +189,7 @@ class EngineAdapter:
             accepted_tokens=self._accepted_tokens,
             constraint_cache_bytes=self._loaded.compiler.kept_bytes,
             constraints_waiting=self._loaded.compiler.waiting_count,
+            planner=now.planner,
         )
 
     # LoadingEngine

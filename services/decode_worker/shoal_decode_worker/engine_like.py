@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal_common.errors import MeshError
+from shoal_engine.planner import PlannerStats
 
 from shoal_decode_worker.entries import RequestUsage, TokenEntry
 from shoal_decode_worker.generation import EngineFacts, GenerationStart
@@ -41,6 +42,7 @@ class EngineStats:
     accepted_tokens: int = 0
     constraint_cache_bytes: int = 0
     constraints_waiting: int = 0
+    planner: PlannerStats = field(default_factory=PlannerStats)
 
 
 class EngineEvents(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal_decode_worker.config import DecodeWorkerConfig
@@ -24,6 +25,7 @@ def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
     """Load, start and warm up. Blocking: seconds, or minutes where kernels are compiled for the first time."""
     from shoal_engine.constraints import CompilerLimits, ConstraintCompiler, GrammarTokenizer, announced_id
     from shoal_engine.llm import model_directory
+    from shoal_engine.verify.setup import VerifySettings
     from shoal_engine.worker_model import WorkerModelSettings, open_worker_model, warm_up
 
     model = open_worker_model(
@@ -36,7 +38,16 @@ def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
             replay_length=config.replay_length,
             max_context=config.max_context,
             step_tokens=config.step_tokens,
-            verify_width=config.verify_width,
+            verify=VerifySettings(
+                width=config.verify_width,
+                is_planned=config.verify == "planned",
+                is_delayed=config.verify_delayed,
+                cost_directory=Path(config.cost_directory) if config.cost_directory else None,
+                cost_ttl_s=config.cost_ttl_s,
+                profile_s=config.profile_s,
+                calibration=Path(config.calibration) if config.calibration else None,
+                round_log=Path(config.round_log) if config.round_log else None,
+            ),
             threads=config.threads,
             compile_s=config.compile_s,
             is_prefill_only=False,

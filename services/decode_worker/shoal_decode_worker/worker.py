@@ -21,6 +21,7 @@ from shoal_decode_worker.draft_metrics import DraftMetrics
 from shoal_decode_worker.engine_like import STEP_TOKENS, EngineLike, EngineStats, PromptLoader
 from shoal_decode_worker.frames import Frames
 from shoal_decode_worker.generation import EngineFacts
+from shoal_decode_worker.planner_metrics import register_planner_metrics
 from shoal_decode_worker.servicer import DecodeServicer
 from shoal_decode_worker.sessions import Sessions
 
@@ -115,9 +116,11 @@ def _register_metrics(process: Process, engine: EngineLike, core: DecodeCore) ->
             lambda: engine.stats().constraints_waiting,
         ),
         "decode_accept_length": ("Moving average of accepted drafts per step", lambda: engine.stats().accept_length),
+        "decode_verify_width": ("Moving average of verified drafts per choice", lambda: engine.stats().verify_width),
     }
     for name, (text, sample) in figures.items():
         process.metrics.gauge(name, text).set_function(sample)
+    register_planner_metrics(process.metrics, lambda: engine.stats().planner)
 
 
 def _numbers(stats: EngineStats, open_requests: int) -> Mapping[str, float]:

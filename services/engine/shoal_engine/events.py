@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from shoal_common.errors import MeshError
 
 from shoal_engine.logical_rows import LogicalRows
+from shoal_engine.planner import PlannerStats
 
 
 class FinishReason(Enum):
@@ -108,6 +109,7 @@ class EngineStats:
     waiting      requests that lost their blocks and wait to be recovered here
     runnable     requests with rows that could run in the next step
 
+    accept_length_ema, verify_width   drafts accepted and verified per choice and step, moving averages
     prefill_tokens_per_s_ema   rows per second of steps with prompt chunks; 0 before any
     """
 
@@ -122,7 +124,8 @@ class EngineStats:
     step_time_ema_s: float = 0.0
     prefill_tokens_per_s_ema: float = 0.0
     accept_length_ema: float = 0.0
-    verify_width: int = 0
+    verify_width: float = 0.0
+    planner: PlannerStats = field(default_factory=PlannerStats)
 
 
 class EngineSink(Protocol):

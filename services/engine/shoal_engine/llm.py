@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
+import torch
 from shoal_common.constraints import OutputConstraint
 from shoal_common.errors import InvalidArgument, OutOfCapacity, Unavailable
 from shoal_kernels.threads import set_num_threads
@@ -31,11 +32,13 @@ from shoal_engine.constraint import Constraint
 from shoal_engine.core import EngineConfig
 from shoal_engine.engine import Engine
 from shoal_engine.events import EngineUsage, PositionLogprobs
-from shoal_engine.planner import FixedWidth
+from shoal_engine.model_identity import drafter, identify
+from shoal_engine.planner import FixedWidth, WidthPlanner
 from shoal_engine.replay import default_replay_length
 from shoal_engine.requests import ChoiceStart, GenerationRequest, TokenIds
 from shoal_engine.sampling_params import SamplingParams
 from shoal_engine.served_model import ServedModel
+from shoal_engine.verify.setup import Drafter, VerifySettings, open_planner
 
 if TYPE_CHECKING:
     from shoal_engine.constraints import ConstraintCompiler
@@ -80,6 +83,7 @@ class LLM:
     max_num_seqs     choices that run side by side
     max_num_batched_tokens    rows of one step
     verify_width     drafts verified per step, 0 .. 5; changes the speed, never the tokens
+    verify           how drafts are verified, instead of `verify_width`: planned, or logged for a calibration
     threads          threads of one step, in the whole process; None leaves it as it is. Never changes the tokens
     device           "cpu", "cuda" or "cuda:N". Another device is another model in the sense of exactness
     replay_length    K; None: the model's default. Another K is another model in the sense of exactness
@@ -95,6 +99,7 @@ class LLM:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
         verify_width: int = 5,
+        verify: VerifySettings | None = None,
         threads: int | None = None,
         device: str = "cpu",
         replay_length: int | None = None,
@@ -116,15 +121,20 @@ class LLM:
         self._compiler: ConstraintCompiler | None = None
         self._collector = Collector()
         self._ids = itertools.count()
+        replay_length = replay_length or default_replay_length(shape.window, shape.backtrack)
+        planner: WidthPlanner = FixedWidth(min(verify_width, shape.draft_size))
+        if verify is not None:
+            drafting = source.drafter(replay_length, served.device)
+            planner = open_planner(served, drafting, verify, step_rows=max_num_batched_tokens)
         self._engine = Engine(
             served,
             EngineConfig(
-                replay_length=replay_length or default_replay_length(shape.window, shape.backtrack),
+                replay_length=replay_length,
                 max_context=length,
                 budget=StepBudget(rows=max_num_batched_tokens, chunk=max_num_batched_tokens),
             ),
             self._collector,
-            FixedWidth(min(verify_width, shape.draft_size)),
+            planner,
         )
         self._engine.open()
         # A step thread that is still in torch when the interpreter ends takes the process down with it.
@@ -315,6 +325,10 @@ class _Checkpoint:
     def load(self, block_count: int, slot_count: int, device: str) -> ServedModel:
         return ServedModel.load(self.directory, block_count=block_count, slot_count=slot_count, device=device)
 
+    def drafter(self, replay_length: int, device: torch.device) -> Drafter:
+        identity = identify(self.directory, name="", replay_length=replay_length, device=device)
+        return drafter(self.directory, identity, device)
+
     def tokenizer(self) -> Tokenizer | None:
         return Tokenizer.from_file(str(self.directory / "tokenizer.json"))
 
@@ -335,6 +349,9 @@ class _Drawn:
 
     def load(self, block_count: int, slot_count: int, device: str) -> ServedModel:
         return ServedModel.synthetic(self.synthetic, block_count=block_count, slot_count=slot_count, device=device)
+
+    def drafter(self, replay_length: int, device: torch.device) -> Drafter:
+        raise InvalidArgument.at("verify", "a synthetic model's drafts are random: nothing can be planned")
 
     def tokenizer(self) -> Tokenizer | None:
         return None

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import torch
 from shoal_common import identity
+from shoal_kernels.threads import get_num_threads
 from shoal_model.checkpoint import Checkpoint
-from shoal_model.device import accelerator_class, served_precision
+from shoal_model.device import accelerator_class, machine_name, served_precision
 from shoal_model.numerics import kernel_set
 from shoal_model.revision import weights_revision
+
+from shoal_engine.verify.setup import Drafter
 
 KERNELS = "fixed-order 1"
 """Kernel set and version; changes with any bit of any result."""
@@ -63,6 +66,20 @@ def identify(
         numerics_id=numerics_id,
         draft_id=draft_id,
         is_invariant=is_invariant,
+    )
+
+
+def drafter(directory: Path, identity: ModelIdentity, device: torch.device) -> Drafter:
+    """The draft head of a checkpoint, with what its steps cost on this device and with the threads now set."""
+    return Drafter(
+        directory=directory,
+        draft_id=identity.draft_id,
+        cost_key={
+            "numerics": identity.numerics_id,
+            "draft": identity.draft_id,
+            "machine": machine_name(device),
+            "threads": str(get_num_threads()),
+        },
     )
 
 

@@ -16,6 +16,8 @@ from shoal_engine.constraint import Constraint
 
 TokenIds = NDArray[np.int64]
 
+GREEDY_BELOW = 1e-5
+"""The likeliest token is taken at temperatures below this, as in `shoal_kernels.ops.sampling`."""
 MAX_SEED = 2**64 - 1
 
 
@@ -46,6 +48,11 @@ class SamplingSpec:
     bad_words: tuple[tuple[int, ...], ...] = ()
     forced_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature < GREEDY_BELOW
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, math.inf)

@@ -59,6 +59,7 @@ class Sequence:
     is_stuck: bool = False  # no token may come next: its request fails
     failure: MeshError | None = None  # of its constraint, why it is stuck
     slot: int | None = None
+    slot_generation: int = 0
     blocks: list[int] = field(default_factory=list)
     frontier: int = 0
     drafts: list[int] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -155,9 +156,9 @@ class ServedModel:
             previous = ship(torch.tensor([starts[i].token_id for i in plain], dtype=torch.int64), self._model.device)
             choice = RowChoice.of([first[i] for i in plain], self._model.device)
             loop = self._model.markov_loop(_pick_head(head, plain), previous, choice, width)
-            logits = loop.confidence_logits.tolist()
-            for i, ids, values in zip(plain, loop.token_ids.tolist(), logits, strict=True):
-                drafts[i] = Draft(tuple(ids), tuple(values))
+            made = (loop.token_ids.tolist(), loop.confidence_logits.tolist(), loop.margins.tolist())
+            for i, ids, values, margins in zip(plain, *made, strict=True):
+                drafts[i] = Draft(tuple(ids), tuple(values), () if math.isnan(margins[0]) else tuple(margins))
         if others:
             stepped = self._draft_stepwise(_pick_head(head, others), [starts[i] for i in others], width)
             drafts |= zip(others, stepped, strict=True)
@@ -167,6 +168,7 @@ class ServedModel:
         """Drafts of rows whose logits are edited by the drafts before, or filtered."""
         drafted: list[list[int]] = [[] for _ in starts]
         confidence: list[list[float]] = [[] for _ in starts]
+        margins: list[list[float]] = [[] for _ in starts]
         previous = [s.token_id for s in starts]
         masks = DraftMasks([start.matcher for start in starts], self._shape.vocab_size)
         for j in range(width):
@@ -177,14 +179,17 @@ class ServedModel:
                 draft_row(_ahead(start, assumed, masks.mask(i), vocab), vocab)
                 for i, (start, assumed) in enumerate(zip(starts, drafted, strict=True))
             ]
-            previous = sample(step.logits, rows, in_place=True).token_ids.tolist()
+            chosen = sample(step.logits, rows, in_place=True, wants_margins=True)
+            previous = chosen.token_ids.tolist()
             logits = step.confidence_logit.tolist()
+            won_by = [] if chosen.margins is None else chosen.margins.tolist()
             for i, token in enumerate(previous):
                 masks.took(i, token)
                 drafted[i].append(token)
                 confidence[i].append(logits[i])
+                margins[i] += won_by[i : i + 1]
         masks.close()
-        return [Draft(tuple(d), tuple(c)) for d, c in zip(drafted, confidence, strict=True)]
+        return [Draft(tuple(d), tuple(c), tuple(m)) for d, c, m in zip(drafted, confidence, margins, strict=True)]
 
     def choice_seed(self, seed: int, choice: int) -> int:
         return choice_seed(seed, choice)

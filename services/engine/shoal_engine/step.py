@@ -18,6 +18,7 @@ from shoal_engine.constraint import Mask
 from shoal_engine.events import FinishReason, PositionLogprobs, TokenEntry
 from shoal_engine.matching import RowMasks, allowed_count, emit, row_masks
 from shoal_engine.model_port import DraftStart, Hidden, Sampled, StepModel, TokenContext
+from shoal_engine.planner import VerifiedRound
 from shoal_engine.requests import GenerationRequest
 from shoal_engine.row_rules import banned_ids, bans_beside
 from shoal_engine.sequence import RequestState, Sequence
@@ -26,11 +27,12 @@ from shoal_engine.token_history import TokenHistory
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """The last emitted token of a choice and `width` of its drafts."""
+    """The last emitted token of a choice and `width` of its drafts. `plan_index`: its place in the planner's views."""
 
     state: RequestState
     sequence: Sequence
     width: int
+    plan_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Stepper(Generic[Hidden]):
         """`on_frontier(state, sequence, old)` is called when a choice's frontier has moved from `old`."""
         self._model = model
         self._on_frontier = on_frontier
+        self._rounds: list[VerifiedRound] = []
 
     def forward(self, decodes: SequenceOf[DecodeRows], chunks: SequenceOf[ChunkRows]) -> Hidden:
         """Run the rows. Hidden rows: 1 + width of every decode, then `chunk_outputs` of every chunk."""
@@ -135,6 +138,11 @@ class Stepper(Generic[Hidden]):
             mine = sampled[first : first + rows.width + 1]
             first += rows.width + 1
             yield rows, self._apply(rows, mine, mask)
+
+    def take_rounds(self) -> list[VerifiedRound]:
+        """What became of the drafts since this was last asked."""
+        rounds, self._rounds = self._rounds, []
+        return rounds
 
     def report_prompt(self, rows: ChunkRows, hidden: Hidden, first_row: int) -> None:
         """Keep the log-probabilities of the prompt tokens that follow the rows of a chunk; before it is counted."""
@@ -171,8 +179,8 @@ class Stepper(Generic[Hidden]):
             entries.append((sequence, self._entry(state, sequence, [token], 0, outcome.finish_reason)))
         return entries
 
-    def draft(self, choices: SequenceOf[tuple[RequestState, Sequence]], max_width: int) -> None:
-        """Make drafts for choices whose frontier stands before their last token."""
+    def draft(self, choices: SequenceOf[tuple[RequestState, Sequence]], max_width: int) -> int:
+        """Make drafts for choices whose frontier stands before their last token; for how many that was possible."""
         starts, targets, widest = [], [], 0
         shape = self._model.shape
         for state, sequence in choices:
@@ -183,12 +191,13 @@ class Stepper(Generic[Hidden]):
                 targets.append((sequence, width))
                 widest = max(widest, width)
         if not starts:
-            return
+            return 0
         for (sequence, width), made in zip(targets, self._model.draft(starts, widest), strict=True):
             width = allowed_count(sequence.matcher, made.token_ids[:width])
             sequence.drafts = list(made.token_ids[:width])
             sequence.confidence_logits = made.confidence_logits[:width]
             sequence.margins = made.margins[:width]
+        return len(starts)
 
     def _decode_segment(self, rows: DecodeRows) -> Segment:
         sequence, state = rows.sequence, rows.state
@@ -233,6 +242,8 @@ class Stepper(Generic[Hidden]):
             # Rows behind an output that never comes do not count, stuck or not.
             outcome, sequence.is_stuck = outcome.below(stuck[0]), True
             sequence.failure = masks.failure if masks.fails_at(stuck[0]) else None
+        right = next((i for i in range(rows.width) if sequence.drafts[i] != tokens[i]), rows.width)
+        self._rounds.append(VerifiedRound(rows.plan_index, rows.width, right))
         index, old = len(sequence.output), sequence.frontier
         emit(sequence, tokens[: outcome.emitted])
         sequence.frontier += outcome.frontier

@@ -20,6 +20,7 @@ __all__ = [
     "RowSampling",
     "choice_seed",
     "coupled_argmax",
+    "coupled_margins",
     "edit_logits",
     "filter_logits",
     "gumbel",
@@ -191,6 +192,25 @@ def coupled_argmax(
     check_rows("is_greedy", is_greedy, rows, dtype=torch.bool)
     kernel = resolve("coupled_argmax", z.device.type, _numerics(z, backend), backend)
     result: Tensor = kernel(z, seeds, positions, is_greedy)
+    return result
+
+
+def coupled_margins(
+    z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tensor, tokens: Tensor, *, backend: str | None = None
+) -> Tensor:
+    """By how much the token of every row won: its z + Gumbel(seed, position), or z, minus the largest of the others.
+
+    z, seeds, positions, is_greedy  as in `coupled_argmax`; tokens int64 [R]: what it gave for them
+    returns  float32 [R], at least 0; infinite where no other token can be sampled
+    exact    all implementations agree; there is one on the host only
+    source   dspark specification, section 10.4
+    """
+    rows = z.shape[0]
+    check_rows("z", z, rows, None, dtype=torch.float32)
+    check_rows("tokens", tokens, rows, dtype=torch.int64)
+    result: Tensor = resolve("coupled_margins", z.device.type, _numerics(z, backend), backend)(
+        z, seeds, positions, is_greedy, tokens
+    )
     return result
 
 

@@ -74,6 +74,14 @@ def coupled_argmax(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tenso
     return torch.where(noisy == best, ids, z.shape[1]).amin(1)
 
 
+def coupled_margins(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tensor, tokens: Tensor) -> Tensor:
+    """z [R, V], tokens int64 [R] -> float32 [R]."""
+    noisy = torch.where(is_greedy[:, None], z, z + gumbel(seeds, positions, z.shape[1]))
+    best = noisy.gather(1, tokens[:, None])[:, 0]
+    others = noisy.scatter(1, tokens[:, None], -torch.inf)
+    return best - others.amax(1)
+
+
 def logprobs(z: Tensor) -> Tensor:
     """z [R, V] -> log-softmax [R, V]."""
     shifted = z - z.amax(-1, keepdim=True)
