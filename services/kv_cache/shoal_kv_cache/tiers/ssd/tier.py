@@ -72,7 +72,7 @@ class SsdTier:
         A folder that cannot be written is opened for reading: `append` and `remove` raise SsdReadOnly.
 
         capacity_bytes  live payloads, each in whole pages of 4 KiB; the files take up to `max_file_bytes`
-        queue_bytes     reads, and writes up to 8 MiB, that may be under way at a time; more wait for their turn
+        queue_bytes     reads, and writes up to 6 MiB, that may be under way at a time; more wait for their turn
         timeout_s       for calls that give none
         """
         if not PAGE <= segment_file_bytes <= MAX_FILE_BYTES // 2:
