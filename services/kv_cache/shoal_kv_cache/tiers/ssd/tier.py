@@ -23,7 +23,7 @@ from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb
 from shoal_kv_cache.tiers.ssd.layout import MAX_FILE_BYTES, MAX_TOMBSTONES, PAGE, pages_of
 from shoal_kv_cache.tiers.ssd.lock import FolderLock
 from shoal_kv_cache.tiers.ssd.log import Log
-from shoal_kv_cache.tiers.ssd.reader import CHUNK_BYTES, Reader
+from shoal_kv_cache.tiers.ssd.reader import BUFFER_BYTES, Reader
 from shoal_kv_cache.tiers.ssd.recovery import Recovery
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles
 from shoal_kv_cache.tiers.ssd.staging import MAX_STAGED_BYTES, STAGE_BYTES, Staging, wait_for
@@ -82,7 +82,7 @@ class SsdTier:
         self._segment_file_bytes, self._fsync, self._interval_s = segment_file_bytes, fsync, fsync_interval_s
         self._timeout_s, self._queue_bytes, self._read_threads = timeout_s, queue_bytes, read_threads
         self._disk = disk if disk is not None else Disk()
-        self._pool = AlignedPool(buffer_bytes=CHUNK_BYTES, max_kept=max(1, queue_bytes // CHUNK_BYTES))
+        self._pool = AlignedPool(buffer_bytes=BUFFER_BYTES, max_kept=max(1, queue_bytes // BUFFER_BYTES))
         self._health = Health()
         self._catalog = Catalog()
         self._files = OpenFiles(self._disk)
