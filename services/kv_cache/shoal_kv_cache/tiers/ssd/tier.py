@@ -17,10 +17,10 @@ from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
 from shoal_kv_cache.tiers.ssd.compaction import Mover
 from shoal_kv_cache.tiers.ssd.disk import Disk
-from shoal_kv_cache.tiers.ssd.errors import SsdFull, from_os
+from shoal_kv_cache.tiers.ssd.errors import SsdFull, SsdUnavailable, from_os
 from shoal_kv_cache.tiers.ssd.health import Health
 from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb
-from shoal_kv_cache.tiers.ssd.layout import MAX_FILE_BYTES, MAX_TOMBSTONES, PAGE, pages_of
+from shoal_kv_cache.tiers.ssd.layout import MAX_FILE_BYTES, MAX_TOMBSTONES, PAGE, OtherVersion, pages_of
 from shoal_kv_cache.tiers.ssd.lock import FolderLock
 from shoal_kv_cache.tiers.ssd.log import Log
 from shoal_kv_cache.tiers.ssd.reader import BUFFER_BYTES, Reader
@@ -98,7 +98,8 @@ class SsdTier:
         """Finds what is there, once and before anything else; cuts a torn end off, drops what the files do not have.
 
         Every record once, parents before children as far as both are there. Of what lies beyond the index's last
-        checkpoint in the newest files the payloads are verified; of the rest when they are read. Raises SsdUnavailable.
+        checkpoint in the newest files the payloads are verified; of the rest when they are read. Raises SsdUnavailable;
+        with reason SSD_OTHER_VERSION where there are segment files of another version, which are left as they are.
         """
         if self._started is not None:
             raise RuntimeError("recover is called once")
@@ -110,6 +111,11 @@ class SsdTier:
                 found = self._recover(self._fresh_index())
         except OSError as error:
             raise from_os(error, f"reading {self._directory}") from error
+        except OtherVersion as error:
+            logger.error("the folder is another version's", extra={"version": error.version})
+            raise SsdUnavailable(
+                f"{self._directory} has {error}", reason="SSD_OTHER_VERSION", version=error.version
+            ) from error
         return found
 
     def append(self, items: Sequence[tuple[Entry, Buffer]], *, timeout_s: float | None = None) -> list[int]:
