@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,16 @@ class ServiceProcess:
 
 @contextmanager
 def service_process(
-    module: str, *, log: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 90.0
+    module: str,
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 90.0,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[ServiceProcess]:
     """Run `python -m module` and wait for its ready line; ended at the end. Its log goes to the file `log`.
+
+    wrapper    a command that takes the rest as its arguments and becomes it by exec
 
     SHOAL_ variables of the test's own environment do not reach it; SHOAL_NATS_URL is "off" unless given.
     """
@@ -36,7 +43,7 @@ def service_process(
     env = {**inherited, "SHOAL_NATS_URL": "off", "OMP_NUM_THREADS": "1", **(environment or {})}
     with log.open("w") as errors:
         popen = subprocess.Popen(
-            [sys.executable, "-m", module], env=env, stdout=subprocess.PIPE, stderr=errors, text=True
+            [*wrapper, sys.executable, "-m", module], env=env, stdout=subprocess.PIPE, stderr=errors, text=True
         )
     assert popen.stdout is not None
     try:

@@ -78,7 +78,7 @@ class SsdTier:
         if not PAGE <= segment_file_bytes <= MAX_FILE_BYTES // 2:
             raise ValueError(f"segment_file_bytes must be in [{PAGE}, {MAX_FILE_BYTES // 2}], got {segment_file_bytes}")
         self._lock = FolderLock(directory)
-        self._directory, self._capacity_bytes = directory, capacity_bytes
+        self.directory, self._capacity_bytes = directory, capacity_bytes
         self._segment_file_bytes, self._fsync, self._interval_s = segment_file_bytes, fsync, fsync_interval_s
         self._timeout_s, self._queue_bytes, self._read_threads = timeout_s, queue_bytes, read_threads
         self._disk = disk if disk is not None else Disk()
@@ -93,6 +93,11 @@ class SsdTier:
     def max_file_bytes(self) -> int:
         """What all files together take at most, removed and copied payloads included."""
         return self._capacity_bytes * 5 // 4 + 3 * self._segment_file_bytes
+
+    @property
+    def has_unreadable_files(self) -> bool:
+        """Whether files were there that could not be opened: what they hold may be found at the next start."""
+        return bool(self._catalog.unreadable)
 
     def recover(self) -> Iterator[Recovered]:
         """Finds what is there, once and before anything else; cuts a torn end off, drops what the files do not have.
@@ -110,11 +115,11 @@ class SsdTier:
                 logger.warning("the index is made again", extra={"error": str(error)})
                 found = self._recover(self._fresh_index())
         except OSError as error:
-            raise from_os(error, f"reading {self._directory}") from error
+            raise from_os(error, f"reading {self.directory}") from error
         except OtherVersion as error:
             logger.error("the folder is another version's", extra={"version": error.version})
             raise SsdUnavailable(
-                f"{self._directory} has {error}", reason="SSD_OTHER_VERSION", version=error.version
+                f"{self.directory} has {error}", reason="SSD_OTHER_VERSION", version=error.version
             ) from error
         return found
 
@@ -259,7 +264,7 @@ class SsdTier:
         self._catalog = Catalog()
         checkpoints = Checkpoints(self._catalog, index)
         try:
-            recovery = Recovery(self._disk, self._directory, self._catalog, self._pool, checkpoints)
+            recovery = Recovery(self._disk, self.directory, self._catalog, self._pool, checkpoints)
             found = recovery.run()
         except BaseException:
             checkpoints.close()
@@ -275,7 +280,7 @@ class SsdTier:
         disk, catalog, files, pool, health = self._disk, self._catalog, self._files, self._pool, self._health
         log = Log(
             disk,
-            self._directory,
+            self.directory,
             catalog,
             segment_file_bytes=self._segment_file_bytes,
             is_synced=self._fsync is not Fsync.NEVER,
@@ -308,7 +313,7 @@ class SsdTier:
         return _Parts(log=log, checkpoints=checkpoints, writer=writer, reader=reader, staging=staging, mover=mover)
 
     def _open_index(self) -> IndexDb | None:
-        path = self._directory / _INDEX
+        path = self.directory / _INDEX
         try:
             if not IndexDb.attempt(path):
                 IndexDb.discard(path)
@@ -321,7 +326,7 @@ class SsdTier:
             return None
 
     def _fresh_index(self) -> IndexDb | None:
-        path = self._directory / _INDEX
+        path = self.directory / _INDEX
         try:
             IndexDb.discard(path)
             return self._index(path)
