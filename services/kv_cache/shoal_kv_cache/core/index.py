@@ -8,16 +8,16 @@ from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.copies import Copies
 from shoal_kv_cache.core.entries import Entry, Form, Group, Key
 from shoal_kv_cache.core.eviction import Evictor, Policy
-from shoal_kv_cache.core.found import Found, FoundSnapshot
+from shoal_kv_cache.core.found import NO_SLAB, Found, FoundSnapshot
 from shoal_kv_cache.core.history import History
 from shoal_kv_cache.core.holdings import Holdings
 from shoal_kv_cache.core.leases import Lease, Leases
 from shoal_kv_cache.core.listing import Listing
 from shoal_kv_cache.core.lookup import Lookup
+from shoal_kv_cache.core.origins import Origins
 from shoal_kv_cache.core.pins import Pins
 from shoal_kv_cache.core.quotas import Quotas
 from shoal_kv_cache.core.results import Flushed, Held, Outcome, Usage
-from shoal_kv_cache.core.reuse import ReuseSample
 from shoal_kv_cache.core.room import Room
 from shoal_kv_cache.core.storing import Storing
 from shoal_kv_cache.core.table import RAM, SSD, IndexFull
@@ -37,6 +37,7 @@ class Index:
     * settles `Changes` before its next await: slabs back to the arena, `freed_ssd` to the SSD tier, keys to the events;
     * looks up and pins in one go: `find`, decide by `Found.usable`, `pin`, and only then awaits loads. After the awaits
       it hands new copies over by `set_slab` and looks up again for its answer; entries may have been dropped meanwhile;
+    * calls `expire` whenever something is asked for: time passes by it alone, and what is worth keeping goes by time;
     * for a put, takes what is `missing`, holds the parents (`hold`), makes room (`evict_ram`, as often as it returns
       something), and stores when the bytes are there; `store` never evicts;
     * owns the bytes: the index does not know whether a slab's content is right, nor how many slabs are chained to it;
@@ -58,22 +59,20 @@ class Index:
         max_entries      rows at most, about 95 bytes each; a chain's root takes one too
         snapshot_tokens  rows that a warm replay runs for want of a snapshot (E x W): what a snapshot is worth
         seed             of the draws of candidates for eviction
-        policy           what is worth keeping; None: tokens per byte, learned (`TokensPerByte`)
+        policy           what is worth keeping; None: tokens per byte (`TokensPerByte`)
         """
         self.leases = leases
         holdings = self._holdings = Holdings(leases, max_entries)
-        window = max_entries // 256
-        history = History(holdings.table, window=window)
-        reuse = ReuseSample(holdings.table, history, window=window)
+        history = self._history = History(holdings.table, Origins())
         worth = (
             policy(holdings, history)
             if policy is not None
-            else TokensPerByte(holdings, history, reuse.density, snapshot_tokens=snapshot_tokens)
+            else TokensPerByte(holdings, history, snapshot_tokens=snapshot_tokens)
         )
         evictors = Evictor(holdings, RAM, worth, seed=seed + RAM), Evictor(holdings, SSD, worth, seed=seed + SSD)
         self._lookup = Lookup(holdings)
-        self._pins = Pins(holdings, self._lookup, history, reuse)
-        self._storing = Storing(holdings, history, reuse)
+        self._pins = Pins(holdings, self._lookup, history)
+        self._storing = Storing(holdings, history)
         self._copies = Copies(holdings, self._lookup, self._storing)
         self._room = Room(holdings.groups, quotas or Quotas(), evictors)
         self._listing = Listing(holdings, self._lookup)
@@ -113,9 +112,12 @@ class Index:
         return self._lookup.held(row) if row else None
 
     def missing(self, group: Group, keys: Sequence[Key]) -> list[bool]:
-        """Which of these a put should send: not visible in this group, whatever other groups have."""
-        number = self._lookup.number_of(group)
-        return [not self._lookup.row(number, key) for key in keys]
+        """Which of these a put should send: not in memory in this group, whatever other groups have.
+
+        What is on disk alone was computed again since loading it was not worth its time, or failed: it is in use.
+        """
+        number, slabs = self._lookup.number_of(group), self._holdings.table.places[RAM].at
+        return [slabs[self._lookup.row(number, key)] == NO_SLAB for key in keys]
 
     # Pinning
 
@@ -129,7 +131,7 @@ class Index:
         block_count: int,
         snapshot: FoundSnapshot | None = None,
     ) -> Lease:
-        """Keeps the first `block_count` blocks of `found` and a snapshot where they are; counts as their use.
+        """Keeps the first `block_count` blocks of `found` and a snapshot where they are; all of `found` counts as used.
 
         Call it right after `find`. Raises TooManyLeases, then pins nothing.
         """
@@ -148,7 +150,8 @@ class Index:
         return self._pins.release(lease_id, changes)
 
     def expire(self, now_s: float, changes: Changes) -> list[str]:
-        """Ends every lease whose time is over; returns their ids."""
+        """Ends every lease whose time is over; returns their ids. Time passes here for eviction too."""
+        self._history.set_time(now_s)
         return [lease_id for lease_id in self.leases.ended(now_s) if self.release(lease_id, changes)]
 
     def release_owner(self, owner_id: str, changes: Changes) -> list[str]:
