@@ -37,7 +37,6 @@ class Pins:
 
         Raises TooManyLeases, then pins nothing.
         """
-        rows = found.rows[:block_count]
         pins = _ends(found, block_count)
         if snapshot is not None:
             pins.append(snapshot.row)
