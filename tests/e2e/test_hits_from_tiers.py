@@ -6,7 +6,6 @@ import secrets
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,28 +13,13 @@ from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal_engine import LLM
 from support import damage
-from support.kv_mesh import Asked, KvMesh, Said, Told, ask_offline, kv_mesh
+from support.kv_mesh import Asked, KvMesh, ask_offline, kv_mesh
+from support.kv_visits import ALL, HIT_TOKENS, NONE, PROMPT_TOKENS, WAYS, ColdRuns, Visits
 from support.redis_server import RedisServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-TEXT = "def harbour(lamp, stone):\n    return [river for river in lamp if river not in stone]\n\n\n" * 60
-PROMPT_TOKENS, BLOCKS, HIT_TOKENS = 700, 5, 512
 BLOCK, SNAPSHOT = transport_pb.PAYLOAD_KIND_BLOCK, transport_pb.PAYLOAD_KIND_ENCODER_WINDOW
-WAYS = ((0.0, ""), (1.0, ""), (0.0, "prefill-1"), (1.0, "prefill-1"))
-"""Temperature, and where the prompt is run."""
-
-
-@pytest.fixture(scope="module")
-def nano() -> Iterator[LLM]:
-    with LLM("nano", threads=1) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def text(nano: LLM) -> list[int]:
-    ids: list[int] = nano.get_tokenizer().encode(TEXT).ids
-    return ids
 
 
 @pytest.fixture(scope="module")
@@ -60,45 +44,14 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     server.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class Visits:
-    """The same prompts in every way, each stored under a root of its own, and what a run without a cache says."""
-
-    mesh: KvMesh
-    asked: tuple[Asked, ...]
-    cold: tuple[Said, ...]
-
-    def ask(self, worker: str = "decode-1") -> list[Told]:
-        """All, one after the other, until everything is stored. The tokens and their log-probabilities are right."""
-        told = [self.mesh.ask(worker, one, prefill=way[1]) for one, way in zip(self.asked, WAYS, strict=True)]
-        self.mesh.wait_written()
-        assert [one.said for one in told] == list(self.cold)
-        assert all(one.drafted for one in told)
-        return told
-
-    def cached(self, worker: str = "decode-1") -> list[int]:
-        """As `ask`; prompt tokens that came from the cache."""
-        return [one.cached for one in self.ask(worker)]
-
-
 @pytest.fixture(scope="module")
-def cold(nano: LLM, text: list[int]) -> list[tuple[Asked, Said]]:
-    """A prompt per way, and what a run without a cache says."""
-    asked = [
-        Asked(prompt=tuple(text[3 * number : 3 * number + PROMPT_TOKENS]), temperature=temperature, seed=number)
-        for number, (temperature, _) in enumerate(WAYS)
-    ]
-    return list(zip(asked, ask_offline(nano, asked), strict=True))
+def cold_runs(nano: LLM, text: list[int]) -> ColdRuns:
+    return ColdRuns.of(nano, text)
 
 
 @pytest.fixture
-def visits(mesh: KvMesh, cold: list[tuple[Asked, Said]]) -> Visits:
-    """Under roots that nobody has used."""
-    asked = tuple(replace(one, root=secrets.token_bytes(32)) for one, _ in cold)
-    return Visits(mesh, asked, tuple(said for _, said in cold))
-
-
-NONE, ALL = [0] * len(WAYS), [HIT_TOKENS] * len(WAYS)
+def visits(mesh: KvMesh, cold_runs: ColdRuns) -> Visits:
+    return cold_runs.visits(mesh)
 
 
 def read_bytes(mesh: KvMesh, tier: pb.Tier.ValueType) -> int:
@@ -133,9 +86,8 @@ def test_a_hit_from_disk_after_a_kill(mesh: KvMesh, visits: Visits, tmp_path: Pa
     mesh.start_node("a", disk=tmp_path)
     assert read_bytes(mesh, pb.TIER_RAM) == 0
     before = 0
-    for asked, cold, (_, prefill) in zip(visits.asked, visits.cold, WAYS, strict=True):
-        told = mesh.ask("decode-1", asked, prefill=prefill)
-        assert (told.said, told.cached) == (cold, HIT_TOKENS)
+    for told in visits.each():
+        assert told.cached == HIT_TOKENS
         now = read_bytes(mesh, pb.TIER_SSD)
         assert now > before
         before = now
@@ -187,7 +139,7 @@ def test_damage_on_disk_is_computed_again(
         assert not names & held_leaves(mesh)
     # Blocks that are in memory once the snapshot turns out to be damaged are replayed.
     is_replayed = seen_by == "reader" and kind == SNAPSHOT
-    assert all((one.cached == HIT_TOKENS) == is_replayed for one in visits.ask())
+    assert all((tokens == HIT_TOKENS) == is_replayed for tokens in visits.cached())
     assert mesh.stats("a").corrupt_count == (len(WAYS) if seen_by == "reader" else 0)
     assert visits.cached() == ALL
     mesh.kill_node("a")
@@ -197,29 +149,29 @@ def test_damage_on_disk_is_computed_again(
     assert mesh.stats("a").corrupt_count == 0
 
 
+@pytest.mark.parametrize("copies", ["memory", "memory, disk and remote"])
 @pytest.mark.parametrize("kind", [BLOCK, SNAPSHOT], ids=["block", "snapshot"])
-def test_damage_in_memory_drops_every_copy_and_is_computed_again(
-    mesh: KvMesh, visits: Visits, tmp_path: Path, kind: transport_pb.PayloadKind.ValueType
+def test_damage_in_memory_is_dropped(
+    mesh: KvMesh, visits: Visits, tmp_path: Path, kind: transport_pb.PayloadKind.ValueType, copies: str
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    mesh.start_node("a", disk=tmp_path / "disk", remote_url=f"dir://{shared}")
+    if copies == "memory":
+        mesh.start_node("a")
+    else:
+        mesh.start_node("a", disk=tmp_path / "disk", remote_url=f"dir://{shared}")
     assert visits.cached() == NONE
-    names = [victim_of(one, kind)[1] for one in visits.asked]
-    before = [damage.in_shared_folder(shared, name) for name in names]
-    values, times = [one.read() for one in before], [one.path.stat().st_mtime_ns for one in before]
-    written = [mesh.tier("a", tier).written_bytes for tier in (pb.TIER_SSD, pb.TIER_REMOTE)]
-    for one in visits.asked:
-        damage.in_memory(mesh.acquire("a", one), kind, victim_of(one, kind)[0]).flip()
-    assert all((one.cached == HIT_TOKENS) == (kind == SNAPSHOT) for one in visits.ask())
+    places = [damage.in_memory(mesh.acquire("a", one), kind, victim_of(one, kind)[0]) for one in visits.asked]
+    whole = [one.read() for one in places]
+    for one in places:
+        one.flip()
+    tokens = visits.cached()
+    if copies == "memory":
+        assert all((one == HIT_TOKENS) == (kind == SNAPSHOT) for one in tokens)
     assert mesh.stats("a").corrupt_count == len(WAYS)
-    # Each copy was dropped, and is another one now.
-    after = [damage.in_shared_folder(shared, name) for name in names]
-    assert [one.read() for one in after] == values
-    assert all(one.path.stat().st_mtime_ns > then for one, then in zip(after, times, strict=True))
-    for tier, so_far in zip((pb.TIER_SSD, pb.TIER_REMOTE), written, strict=True):
-        assert mesh.tier("a", tier).written_bytes > so_far
     assert visits.cached() == ALL
+    assert mesh.stats("a").corrupt_count == len(WAYS), "no other copy was damaged, and none came back"
+    assert [payload(mesh, one, kind, victim_of(one, kind)[0]) for one in visits.asked] == whole
 
 
 @pytest.mark.parametrize("kind", [BLOCK, SNAPSHOT], ids=["block", "snapshot"])
@@ -240,7 +192,7 @@ def test_damage_in_the_remote_store_is_computed_again(
     for name in names:
         damage.flip_in_redis(client, name)
     mesh.start_node("a", remote_url=redis_server.url)
-    assert all((one.cached == HIT_TOKENS) == (kind == SNAPSHOT) for one in visits.ask())
+    assert all((tokens == HIT_TOKENS) == (kind == SNAPSHOT) for tokens in visits.cached())
     assert mesh.tier("a", pb.TIER_REMOTE).failure_count == len(WAYS)
     assert values() == whole
     assert visits.cached() == ALL
@@ -251,25 +203,29 @@ def test_a_prefix_without_its_snapshot_is_replayed_and_stores_it(
     mesh: KvMesh, nano: LLM, text: list[int], tmp_path: Path, place: str
 ) -> None:
     # Longer than the E * W positions that a replay runs again: where it saves nothing, nothing is read from disk.
-    asked = [
-        Asked(prompt=tuple(text[number : number + 1200]), temperature=temperature)
-        for number, (temperature, _) in enumerate(WAYS)
-    ]
-    long_visits = Visits(mesh, tuple(asked), tuple(ask_offline(nano, asked)))
-    mesh.start_node("a", disk=tmp_path)
-    assert long_visits.cached() == NONE
+    visits = ColdRuns.of(nano, text, 1200).visits(mesh)
+    ends = [one.hashes[1024 // 128 - 1] for one in visits.asked]
+    mesh.start_node("a", disk=tmp_path if place == "disk" else None)
+    assert visits.cached() == NONE
+    snapshots = [damage.in_memory(mesh.acquire("a", one), SNAPSHOT) for one in visits.asked]
     if place == "disk":
+        payloads = [one.read() for one in snapshots]
         mesh.kill_node("a")
+        for one in payloads:
+            damage.on_disk(tmp_path, one).flip()
         mesh.start_node("a", disk=tmp_path)
-    ends = [one.hashes[1024 // 128 - 1] for one in asked]
-    mesh.drop_snapshots("a", ends)
+    else:
+        for snapshot, end in zip(snapshots, ends, strict=True):
+            snapshot.flip()
+            mesh.report("a", SNAPSHOT, end)
     assert not set(ends) & mesh.held("a")[1]
     hits_before = mesh.stats("a").hit_count
-    assert long_visits.cached() == [1024] * len(WAYS)
+    assert visits.cached() == [1024] * len(WAYS)
     assert mesh.stats("a").hit_count == hits_before, "no usable prefix was found: all was replayed"
-    assert (read_bytes(mesh, pb.TIER_SSD) > 0) == (place == "disk")
+    if place == "disk":
+        assert read_bytes(mesh, pb.TIER_SSD) > 0
     assert set(ends) <= mesh.held("a")[1]
-    assert long_visits.cached() == [1024] * len(WAYS)
+    assert visits.cached() == [1024] * len(WAYS)
     assert mesh.stats("a").hit_count >= hits_before + len(WAYS)
 
 
@@ -343,7 +299,7 @@ def test_flushes_under_traffic_change_no_token(mesh: KvMesh, visits: Visits, tmp
     flushing.start()
     try:
         for _ in range(3):
-            visits.ask()
+            visits.cached()
     finally:
         is_over.set()
         flushing.join()
@@ -358,10 +314,9 @@ def test_a_tenant_finds_nothing_of_anothers_even_under_the_same_root(
 ) -> None:
     mesh.start_node("a", disk=tmp_path)
     assert visits.cached() == NONE
-    others = tuple(replace(one, tenant=b"o" * 32) for one in visits.asked)
-    other = Visits(mesh, others, visits.cold)
+    other = visits.of(b"o" * 32)
     unknown = Asked(prompt=tuple(text[50 : 50 + PROMPT_TOKENS]))
-    assert shape_of(mesh.acquire("a", others[0])) == shape_of(mesh.acquire("a", unknown))
+    assert shape_of(mesh.acquire("a", other.asked[0])) == shape_of(mesh.acquire("a", unknown))
     assert other.cached() == NONE
     assert visits.cached() == ALL, "the first tenant's stay"
 

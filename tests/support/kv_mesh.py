@@ -194,15 +194,14 @@ class KvMesh:
                     return Told(Said(tuple(positions)), usage.cached_prompt_tokens, usage.draft_tokens)
         raise AssertionError("the call ended without an end")
 
+    def wait_put(self) -> None:
+        """Until nothing waits to be stored at the workers."""
+        _wait_zero(self.workers, "shoal_kv_write_waiting_bytes")
+
     def wait_written(self) -> None:
-        """Until nothing waits to be stored: not at the workers, not for a slower tier of a node."""
-
-        def waiting() -> dict[str, float]:
-            workers = {name: metric(one, "shoal_kv_write_waiting_bytes") for name, one in self.workers.items()}
-            nodes = {name: metric(one, "shoal_kv_cache_queued_bytes") for name, one in self.nodes.items()}
-            return {name: size for name, size in (workers | nodes).items() if size}
-
-        wait_for(lambda: not waiting(), what=lambda: f"all stored, still waiting: {waiting()}", timeout_s=30)
+        """As `wait_put`, and until nothing waits for a slower tier of a node."""
+        self.wait_put()
+        _wait_zero(self.nodes, "shoal_kv_cache_queued_bytes")
 
     def stub(self, node: str) -> Any:
         """Calls of a node."""
@@ -254,14 +253,28 @@ class KvMesh:
 
         wait_for(lambda: known() == wanted, what=lambda: f"peers {wanted}, not {known()}", timeout_s=60)
 
-    def drop_snapshots(self, node: str, hashes: Sequence[bytes]) -> None:
-        """Snapshots at the ends of these blocks, from every tier of the node."""
-        for one in hashes:
-            request = pb.ReportCorruptRequest(kind=transport_pb.PAYLOAD_KIND_ENCODER_WINDOW, block_hash=one)
-            self.stub(node).ReportCorrupt(request, timeout=10)
+    def report(self, node: str, kind: transport_pb.PayloadKind.ValueType, block_hash: bytes) -> None:
+        """Tell a node that a payload of its only group is damaged."""
+        stub = self.stub(node)
+        (group,) = stub.ListGroups(pb.ListGroupsRequest(), timeout=10).groups
+        request = pb.ReportCorruptRequest(
+            kind=kind,
+            block_hash=block_hash,
+            kv_id=group.kv_id,
+            numerics_id=group.numerics_id,
+            tenant_tag=group.tenant_tag,
+        )
+        stub.ReportCorrupt(request, timeout=10)
 
     def _shared(self) -> dict[str, str]:
         return {"SHOAL_MESH": MESH, "SHOAL_NATS_URL": self.nats.url}
+
+
+def _wait_zero(processes: Mapping[str, ServiceProcess], name: str) -> None:
+    def waiting() -> dict[str, float]:
+        return {one: size for one, process in processes.items() if (size := metric(process, name))}
+
+    wait_for(lambda: not waiting(), what=lambda: f"{name} at 0: {waiting()}", timeout_s=30)
 
 
 def ask_offline(llm: LLM, all_asked: Sequence[Asked]) -> list[Said]:

@@ -64,6 +64,7 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
                 shared.transfer_engine_names, host=host_of(config.advertised_address or config.listen_address)
             ),
             stream_address=lambda: config.stream_advertised_address or (stream.address if stream is not None else ""),
+            call_socket=lambda: stream.call_socket if stream is not None else "",
         )
         recovered = await node.recover()
     except (MeshError, ValueError) as error:

@@ -43,7 +43,8 @@ class Asked:
 
 def asked_of(request: pb.AcquireRequest, *, max_lease_s: float, budget_s: float) -> Asked:
     """Raises InvalidArgument (MALFORMED_CHAIN) naming the field."""
-    if set(map(len, request.block_hashes)) - {HASH_BYTES}:
+    hashes = list(request.block_hashes)
+    if set(map(len, hashes)) - {HASH_BYTES}:
         raise InvalidArgument.at("block_hashes", f"each must be {HASH_BYTES} bytes", reason="MALFORMED_CHAIN")
     for field in ("max_hit_tokens", "position_begin"):
         if getattr(request, field) % BLOCK_TOKENS:
@@ -55,10 +56,10 @@ def asked_of(request: pb.AcquireRequest, *, max_lease_s: float, budget_s: float)
         lease_id=request.lease_id,
         owner_id=request.owner_id,
         group=Group(request.kv_id, request.numerics_id, request.tenant_tag),
-        hashes=list(request.block_hashes),
+        hashes=hashes,
         first_index=first_index,
         wish=Wish(
-            max_blocks=min(request.max_hit_tokens // BLOCK_TOKENS, first_index + len(request.block_hashes)),
+            max_blocks=min(request.max_hit_tokens // BLOCK_TOKENS, first_index + len(hashes)),
             want_replay=request.want_replay,
             blocks_only=request.blocks_only,
             replay_reach_tokens=request.replay_reach_tokens,
@@ -75,7 +76,10 @@ def whereabouts_of(found: Found, asked: Asked, *, is_disk_usable: bool) -> Where
     """Positions before the chain's first hash are the caller's own affair: as good as in memory."""
     before = bytes([Level.RAM]) * found.first_index
     elsewhere = Level.SSD if is_disk_usable else Level.ABSENT
-    here = np.where(found.slabs == NO_SLAB, np.uint8(elsewhere), np.uint8(Level.RAM)).astype(np.uint8).tobytes()
+    if found.ram_count == found.block_count:
+        here = bytes([Level.RAM]) * found.block_count
+    else:
+        here = np.where(found.slabs == NO_SLAB, np.uint8(elsewhere), np.uint8(Level.RAM)).astype(np.uint8).tobytes()
     absent = bytes(found.first_index + len(asked.hashes) - len(before) - len(here))
     places = zip(found.snapshot_places.tolist(), found.snapshot_in_ram.tolist(), strict=True)
     snapshots = {

@@ -63,6 +63,7 @@ class Node:
         ssd: SsdTier | None = None,
         remote: RemoteStore | None = None,
         stream_address: Callable[[], str] = lambda: "",
+        call_socket: Callable[[], str] = lambda: "",
         engines: Sequence[TransferEngine] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,7 +71,13 @@ class Node:
         self._is_durable = ssd is not None and config.ssd_fsync == "always"
         self.channels, self._puller = Channels(), KvPuller(engines=engines)
         arena = open_arena(config.ram_bytes, config.slab_bytes)
-        self.exports = ExportTable(arena, max_exports=config.max_leases, stream_address=stream_address, engines=engines)
+        self.exports = ExportTable(
+            arena,
+            max_exports=config.max_leases,
+            stream_address=stream_address,
+            call_socket=call_socket,
+            engines=engines,
+        )
         self.events = EventStream(bus, mesh=mesh, instance_id=instance_id)
         index = Index(Leases(max_leases=config.max_leases), max_entries=config.max_entries, quotas=config.quotas())
         self.disk: Disk | None = None

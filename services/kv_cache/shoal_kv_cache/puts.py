@@ -92,9 +92,9 @@ class Put:
             if self._wanted:
                 blocks = [entry.size_bytes for entry in self._entries if entry.key.kind is Kind.BLOCK]
                 self._store.ram.fit_to(min(blocks or [entry.size_bytes for entry in self._entries]))
+                self._allocate()
                 self._fill = self._store.fills.begin(begin.offer)
             if self._fill is not None:
-                self._allocate(self._wanted)
                 self._pending = []
         except BaseException:
             self.discard()
@@ -171,11 +171,12 @@ class Put:
             keys = [Key(Kind.BLOCK, block_hash) for block_hash in old]
             self._store.index.hold(self._hold_id, "", math.inf, self._group, keys)
 
-    def _allocate(self, indices: Sequence[int]) -> None:
+    def _allocate(self) -> None:
+        """All at once: a tenant's quota counts all of it, and what does not fit is refused before it is sent."""
         self._hold_parents()
-        sizes = [self._entries[index].size_bytes for index in indices]
+        sizes = [self._entries[index].size_bytes for index in self._wanted]
         slabs = self._store.allocate(sizes, self._group.tenant_tag)
-        self._slabs.update(zip(indices, slabs, strict=True))
+        self._slabs.update(zip(self._wanted, slabs, strict=True))
 
     def _take(self, data: pb.PutData) -> None:
         if not self._pending:
@@ -186,8 +187,6 @@ class Put:
         is_next = data.payload_id == self._payload_ids[index] and data.offset == self._filled_bytes
         if not is_next or end > size_bytes:
             raise malformed("data", f"payload {self._payload_ids[index]} goes on at byte {self._filled_bytes}")
-        if index not in self._slabs:
-            self._allocate([index])
         self._store.ram.arena.write(self._slabs[index], self._filled_bytes, data.data)
         self._filled_bytes = end
         if end == size_bytes:

@@ -75,7 +75,7 @@ class Store:
             self.ram.free(changes.freed_slabs)
         if changes.freed_ssd:
             self._forget_on_disk(changes.freed_ssd)
-        self.events.emit(changes)
+        self.events.emit(changes, is_empty=not len(self.index))
 
     # Leases
 
@@ -148,6 +148,9 @@ class Store:
             # Some more at once: a search for every block of a put would cost more than what it finds.
             wanted = max(lacking, min(_EVICT_BYTES, self.ram.capacity_bytes // 64))
             freed = self.index.evict_ram(wanted, changes, tenant_tag=tenant_tag)
+            if not freed:
+                # So much may be more than the tenant's quota has left.
+                freed = self.index.evict_ram(lacking, changes, tenant_tag=tenant_tag)
             self.counts.evicted_count += len(changes.freed_slabs)
             self.settle(changes)
             lacking = self.ram.lacking_bytes(sizes) if freed else 0
@@ -156,7 +159,8 @@ class Store:
             taken.extend(self.ram.arena.allocate(size) for size in sizes)
         except ArenaFull as error:
             self.ram.free(taken)
-            raise OutOfCapacity(f"everything held is pinned: {error.message}", reason="OUT_OF_SPACE") from error
+            message = f"everything held is pinned, or within the quotas of others: {error.message}"
+            raise OutOfCapacity(message, reason="OUT_OF_SPACE") from error
         return taken
 
     # Entries
@@ -198,8 +202,9 @@ class Store:
             changes = Changes()
             size = _EVICT_AT_ONCE * max(entry.size_bytes for entry in entries)
             # An entry goes with its last copy: disk first, since memory alone would leave most of them in the table.
-            self.index.evict_ssd(size, changes)
-            self.index.evict_ram(size, changes)
+            tenant_tag = entries[0].group.tenant_tag
+            self.index.evict_ssd(size, changes, tenant_tag=tenant_tag)
+            self.index.evict_ram(size, changes, tenant_tag=tenant_tag)
             self.counts.evicted_count += len(changes.removed)
             self.settle(changes)
             if not changes.removed and not changes.freed_slabs:

@@ -119,6 +119,19 @@ def test_orphans_and_forms_that_differ_are_not_kept() -> None:
     assert changes.freed_slabs == [10, 11, 12]
 
 
+def test_what_is_on_disk_alone_is_wanted_in_memory_again() -> None:
+    made = index_with()
+    entries = chain(0, 0, 3, 2)
+    made.recover([(one, 10 + number) for number, one in enumerate(entries)], Changes())
+    keys = [one.key for one in entries]
+    assert made.missing(GROUPS[0], keys) == [True] * 4
+    changes = Changes()
+    assert made.store(entries, [0, 1, 2, 3], changes) == [Outcome.PRESENT] * 4
+    assert (changes.stored, changes.freed_slabs) == ([], [])
+    assert made.missing(GROUPS[0], keys) == [False] * 4
+    assert made.find(GROUPS[0], CHAINS[0]).usable(Copy.RAM, max_hit_tokens=1 << 20).hit_tokens == 3 * 128
+
+
 def test_a_hash_of_another_group_is_absent_wanted_and_thrown_away() -> None:
     made = index_with(*chain(0, 0, 2, 1))
     theirs = [Entry(one.key, GROUPS[1], *_rest(one)) for one in chain(0, 0, 3, 1)]

@@ -6,6 +6,7 @@ from shoal_common.kv_transport.exports import Arena, Export, ExportTable, Piece
 from shoal_common.kv_transport.fill import fill
 from shoal_common.kv_transport.fill_locks import filling
 from shoal_common.kv_transport.host import host_id, host_of
+from shoal_common.kv_transport.local_calls import local_address
 from shoal_common.kv_transport.mapped import MappedArenas
 from shoal_common.kv_transport.payloads import ITEM_BYTES, PayloadSpec, RunSpec, checksum_of, describe, verify
 from shoal_common.kv_transport.puller import KvPuller, stream_address
@@ -44,6 +45,7 @@ __all__ = [
     "filling",
     "host_id",
     "host_of",
+    "local_address",
     "open_engines",
     "stream_address",
     "verify",

@@ -8,7 +8,7 @@ from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.copies import Copies
 from shoal_kv_cache.core.entries import Entry, Form, Group, Key
 from shoal_kv_cache.core.eviction import Evictor, Policy
-from shoal_kv_cache.core.found import Found, FoundSnapshot
+from shoal_kv_cache.core.found import NO_SLAB, Found, FoundSnapshot
 from shoal_kv_cache.core.history import History
 from shoal_kv_cache.core.holdings import Holdings
 from shoal_kv_cache.core.leases import Lease, Leases
@@ -112,9 +112,12 @@ class Index:
         return self._lookup.held(row) if row else None
 
     def missing(self, group: Group, keys: Sequence[Key]) -> list[bool]:
-        """Which of these a put should send: not visible in this group, whatever other groups have."""
-        number = self._lookup.number_of(group)
-        return [not self._lookup.row(number, key) for key in keys]
+        """Which of these a put should send: not in memory in this group, whatever other groups have.
+
+        What is on disk alone was computed again since loading it was not worth its time, or failed: it is in use.
+        """
+        number, slabs = self._lookup.number_of(group), self._holdings.table.places[RAM].at
+        return [slabs[self._lookup.row(number, key)] == NO_SLAB for key in keys]
 
     # Pinning
 

@@ -37,14 +37,7 @@ class Pins:
 
         Raises TooManyLeases, then pins nothing.
         """
-        rows = found.rows[:block_count]
-        # Leaf-first eviction keeps what stands before a pinned block; where a copy in memory is missing, nothing does.
-        ends = (np.arange(found.first_index, found.first_index + len(rows)) + 1) % SEGMENT_BLOCKS == 0
-        ends[-1:] = True
-        absent = found.slabs[:block_count] == NO_SLAB
-        ends |= absent
-        ends[:-1] |= absent[1:]
-        pins: list[int] = rows[ends].tolist()
+        pins = _ends(found, block_count)
         if snapshot is not None:
             pins.append(snapshot.row)
         lease = self._pin(lease_id, owner_id, ends_at_s, pins)
@@ -75,3 +68,24 @@ class Pins:
         for row in rows:
             self._table.state.at[row] |= PINNED
         return lease
+
+
+def _ends(found: Found, block_count: int) -> list[int]:
+    """The rows to pin so that the leading blocks stay.
+
+    Leaf-first eviction keeps what stands before a pinned block; where a copy in memory is missing, nothing does.
+    """
+    rows = found.rows[:block_count]
+    if not len(rows):
+        return []
+    absent = found.slabs[:block_count] == NO_SLAB
+    if not absent.any():
+        first = SEGMENT_BLOCKS - 1 - found.first_index % SEGMENT_BLOCKS
+        ends: list[int] = rows[first:-1:SEGMENT_BLOCKS].tolist()
+        return [*ends, int(rows[-1])]
+    is_end = (np.arange(found.first_index, found.first_index + len(rows)) + 1) % SEGMENT_BLOCKS == 0
+    is_end[-1:] = True
+    is_end |= absent
+    is_end[:-1] |= absent[1:]
+    pins: list[int] = rows[is_end].tolist()
+    return pins

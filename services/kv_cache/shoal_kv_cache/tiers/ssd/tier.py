@@ -110,7 +110,8 @@ class SsdTier:
         try:
             try:
                 found = self._recover(self._open_index())
-            except IndexDamaged:
+            except IndexDamaged as error:
+                logger.warning("the index is made again", extra={"error": str(error)})
                 found = self._recover(self._fresh_index())
         except OSError as error:
             raise from_os(error, f"reading {self.directory}") from error
@@ -312,7 +313,8 @@ class SsdTier:
                 IndexDb.discard(path)
                 IndexDb.attempt(path)
             return self._index(path)
-        except IndexDamaged:
+        except IndexDamaged as error:
+            logger.warning("the index is made again", extra={"error": str(error)})
             return self._fresh_index()
         except OSError:
             return None
