@@ -160,7 +160,7 @@ async def serves_on(served: ServedNode) -> None:
     assert node.is_healthy
 
 
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def test_any_acquire_is_answered_or_refused_by_name(tmp_path: Path) -> None:
