@@ -1,8 +1,9 @@
 """The disk tier against the disk itself: plain O_DIRECT reads and writes of as many bytes, in turn with it.
 
-Plainly the disk is asked in several ways (size of a piece, pieces at a time); the best of them is what counts. The tier
-does what a node does: its payloads lie one after the other in an arena of the size of a turn, written back in calls of
-32 MiB one after the other, and read back into the arena in calls of 16 MiB, four at a time.
+Plainly the disk is asked in several ways (size of a piece, pieces at a time), each byte from and to a place of its own;
+the best of them is what counts. The tier does what a node does: its payloads lie one after the other in an arena of the
+size of a turn, written back in calls of 32 MiB one after the other, and read back into it in calls of 16 MiB, four at a
+time. Ways that use one piece of memory over and over are told beside that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 from bench.harness import Bar, finish, percentile
-from bench.kv_ssd_direct import WAYS, PlainFile, Way, drop_cache, pages
+from bench.kv_ssd_direct import ONE_PIECE_WAYS, WAYS, PlainFile, Way, drop_cache, pages
 from shoal_kv_cache.core.entries import Entry, Form, Group, Key, Kind
 from shoal_kv_cache.tiers.ssd import Fsync, Read, SsdTier
 
@@ -33,6 +34,7 @@ SEGMENTS_A_TURN = 12
 TURNS = 12
 WRITE_CALL, READ_CALL = 32 << 20, 16 << 20
 READ_CALLS = 4
+BLOCK_WAY = Way(pages(BLOCK.size_bytes), 1)
 # Where the disk is; /tmp may be memory.
 FOLDER = os.environ.get("BENCH_FOLDER", "build/bench")
 
@@ -55,6 +57,8 @@ class Arena:
         for form, _ in self._forms:
             self.views.append(memoryview(memory)[begin : begin + form.size_bytes])
             begin += form.size_bytes
+        self.pages = mmap.mmap(-1, self.page_bytes)
+        np.frombuffer(self.pages, np.uint8)[: self.size_bytes] = np.frombuffer(memory, np.uint8)
         self._checksums = [xxhash.xxh3_64_intdigest(view) for view in self.views]
         self._group = Group("bench", "bench", bytes(32))
 
@@ -95,23 +99,22 @@ class Contest:
             turns[name]()
             self.rates.setdefault(name, []).append(size_bytes / (time.perf_counter() - started))
 
-    def best(self) -> str:
+    def best(self, ways: Sequence[Way]) -> str:
         """The way of asking the disk plainly that is fastest in most turns."""
-        return max(
-            (name for name in self.rates if name != "tier"), key=lambda name: statistics.median(self.rates[name])
-        )
+        return max(map(str, ways), key=lambda name: statistics.median(self.rates[name]))
 
-    def ratios(self) -> list[float]:
+    def ratios(self, ways: Sequence[Way]) -> list[float]:
         """The tier's rate by that of the best way, turn by turn."""
-        return [tier / plain for tier, plain in zip(self.rates["tier"], self.rates[self.best()], strict=True)]
+        return [tier / plain for tier, plain in zip(self.rates["tier"], self.rates[self.best(ways)], strict=True)]
 
-    def figures(self) -> dict[str, object]:
+    def figures(self, ways: Sequence[Way], one_piece_ways: Sequence[Way]) -> dict[str, object]:
         """What is worth keeping."""
-        ratios = self.ratios()
+        ratios = self.ratios(ways)
         return {
             "gb_per_s": {name: statistics.median(rates) / 1e9 for name, rates in self.rates.items()},
-            "best": self.best(),
+            "best": self.best(ways),
             "ratio_p10_p90": [percentile(ratios, 0.1), percentile(ratios, 0.9)],
+            "of_one_piece": statistics.median(self.ratios(one_piece_ways)),
         }
 
 
@@ -125,7 +128,7 @@ def write_contest(folder: Path, arena: Arena, fsync: Fsync) -> Contest:
     """Bytes appended per second; under ALWAYS each call of both is durable when it returns."""
     tier = SsdTier(folder / "tier", capacity_bytes=16 << 30, fsync=fsync)
     list(tier.recover())
-    files = {way: PlainFile(folder / f"plain {way}") for way in WAYS}
+    files = {way: PlainFile(folder / f"plain {way}", arena.pages) for way in WAYS + ONE_PIECE_WAYS}
     sync_every = WRITE_CALL if fsync is Fsync.ALWAYS else 0
     cut = calls([len(view) for view in arena.views], WRITE_CALL)
 
@@ -143,7 +146,7 @@ def write_contest(folder: Path, arena: Arena, fsync: Fsync) -> Contest:
             contest = Contest()
             settle()
         items = arena.items(turn)
-        contest.take(arena.size_bytes, {"tier": lambda: write(items), **{str(way): plainly(way) for way in WAYS}})  # noqa: B023
+        contest.take(arena.size_bytes, {"tier": lambda: write(items), **{str(way): plainly(way) for way in files}})  # noqa: B023
     tier.close()
     for file in files.values():
         file.close()
@@ -155,7 +158,7 @@ def read_contest(folder: Path, arena: Arena) -> tuple[Contest, Contest]:
     """Bytes read per second in large calls, and one block at a time."""
     tier = SsdTier(folder / "tier", capacity_bytes=16 << 30, fsync=Fsync.NEVER)
     list(tier.recover())
-    plain = PlainFile(folder / "plain")
+    plain = PlainFile(folder / "plain", arena.pages)
     cut = calls([len(view) for view in arena.views], READ_CALL)
     reads: list[list[list[Read]]] = []
     for turn in range(4):
@@ -168,7 +171,6 @@ def read_contest(folder: Path, arena: Arena) -> tuple[Contest, Contest]:
         plain.append(arena.page_bytes, WAYS[-1])
     tier.sync()
     drop_cache(folder)
-    block = pages(BLOCK.size_bytes)
     contest, singles = Contest(), Contest()
     with ThreadPoolExecutor(READ_CALLS) as pool:
 
@@ -187,13 +189,13 @@ def read_contest(folder: Path, arena: Arena) -> tuple[Contest, Contest]:
             begin = turn % len(reads) * arena.page_bytes
             contest.take(
                 arena.size_bytes,
-                {"tier": lambda: read(some), **{str(way): plainly(begin, way) for way in WAYS}},  # noqa: B023
+                {"tier": lambda: read(some), **{str(way): plainly(begin, way) for way in WAYS + ONE_PIECE_WAYS}},  # noqa: B023
             )
             singles.take(
                 SEGMENT_BLOCKS * BLOCK.size_bytes,
                 {
                     "tier": lambda: [tier.read_many([one]) for one in some[0][:SEGMENT_BLOCKS]],  # noqa: B023
-                    "block": lambda: plain.read(begin, SEGMENT_BLOCKS * block, Way(block, 1)),  # noqa: B023
+                    str(BLOCK_WAY): lambda: plain.read(begin, SEGMENT_BLOCKS * BLOCK_WAY.piece, BLOCK_WAY),  # noqa: B023
                 },
             )
     tier.close()
@@ -230,14 +232,17 @@ def measure() -> int:
         bars=[
             Bar(
                 name=f"{name}_of_direct",
-                value=statistics.median(contest.ratios()),
+                value=statistics.median(contest.ratios(WAYS)),
                 want=wants[name],
                 sense="at least",
                 unit="x",
             )
             for name, contest in contests.items()
         ],
-        figures={name: contest.figures() for name, contest in {**contests, "block_read": singles}.items()},
+        figures={
+            **{name: contest.figures(WAYS, ONE_PIECE_WAYS) for name, contest in contests.items()},
+            "block_read": singles.figures([BLOCK_WAY], [BLOCK_WAY]),
+        },
     )
 
 

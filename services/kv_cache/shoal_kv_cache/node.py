@@ -33,7 +33,7 @@ from shoal_kv_cache.movement.background import Item, WriteBack
 from shoal_kv_cache.movement.promotion import Promoter
 from shoal_kv_cache.movement.remote import RemoteSink, RemoteSource
 from shoal_kv_cache.movement.sources import Source
-from shoal_kv_cache.movement.ssd import Disk, SsdSink
+from shoal_kv_cache.movement.ssd import DISK_BATCH_BYTES, Disk, SsdSink
 from shoal_kv_cache.puts import Puts
 from shoal_kv_cache.stats import NodeStats
 from shoal_kv_cache.store import Store
@@ -265,6 +265,7 @@ class Node:
             name="disk",
             max_queued_bytes=config.queue_bytes,
             bytes_per_s=config.ssd_write_bytes_per_s,
+            batch_bytes=DISK_BATCH_BYTES,
         )
 
     async def _stored(self, entries: Sequence[Entry], is_from_peer: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,6 +132,7 @@ def test_the_page_map_agrees_with_a_list(
     again = PageMap.from_bytes(pages.to_bytes())
     for tried in (pages, again):
         assert [page for page in range(1500) if tried.is_live(page)] == sorted(live)
+        assert np.flatnonzero(tried.are_live(np.arange(1500, dtype=np.uint64))).tolist() == sorted(live)
         assert (tried.live_count, tried.live_pages) == (len(live), sum(live.values()))
         assert all(tried.pages_at(page) == count for page, count in live.items())
     revived = PageMap.from_bytes(pages.to_bytes(sorted(killed_and_left(killed, pages))))

@@ -54,10 +54,12 @@ class WriteBack:
         name: str,
         max_queued_bytes: int,
         bytes_per_s: float,
+        batch_bytes: int = _BATCH_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """bytes_per_s: 0 for no limit."""
+        """bytes_per_s: 0 for no limit. batch_bytes: what the sink is given in one call, about."""
         self._sink, self._counts, self._name, self._clock = sink, counts, name, clock
+        self._batch_bytes = batch_bytes
         self._queue: WriteQueue[Item] = WriteQueue(max_queued_bytes)
         self._bucket = TokenBucket(bytes_per_s, burst_bytes=bytes_per_s * _BURST_S, now_s=clock())
         self._wake, self._has_room = asyncio.Event(), asyncio.Event()
@@ -117,7 +119,7 @@ class WriteBack:
                 # What waits meanwhile is bounded by the queue.
                 await asyncio.sleep(max(self._rest_until_s - self._clock(), 0.0))
                 waiting_bytes = self._queue.queued_bytes
-                batch = self._queue.take(_BATCH_BYTES, _BATCH_ITEMS)
+                batch = self._queue.take(self._batch_bytes, _BATCH_ITEMS)
                 self._busy_bytes = waiting_bytes - self._queue.queued_bytes
                 self._has_room.set()
                 self._busy = asyncio.ensure_future(self._carry(batch))

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+DISK_BATCH_BYTES = 32 << 20
+"""The disk is idle from the end of one batch to the begin of the next: a millisecond, which is little beside these."""
 _COMPACT_BYTES = 32 << 20
 _LOOK_S = 1.0
 _BURST_S = 0.25

@@ -58,6 +58,14 @@ assert RECORD_ROW.itemsize == RECORD_BYTES
 MAX_TOMBSTONES = (MAX_HEADER_BYTES - _BATCH.size - _CHECKSUM.size) // 8
 
 
+class OtherVersion(Exception):
+    """A segment file that this version cannot read and must not touch."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"segment files of version {version}, this is version {VERSION}")
+        self.version = version
+
+
 class FileHeader(NamedTuple):
     """First page of a segment file."""
 
@@ -126,13 +134,17 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def decode_file_header(data: Buffer) -> FileHeader:
-    """Raises Malformed."""
+    """Raises Malformed, and OtherVersion where it is whole and says so."""
     if len(data) < _FILE.size:
         raise Malformed("too short")
     magic, version, page, number, file_id, checksum = _FILE.unpack_from(data)
     unsigned = memoryview(data)[: _FILE.size - _CHECKSUM.size]
-    if magic != _FILE_MAGIC or version != VERSION or page != PAGE or checksum != xxhash.xxh3_64_intdigest(unsigned):
-        raise Malformed("not a segment file of this version")
+    if magic != _FILE_MAGIC or checksum != xxhash.xxh3_64_intdigest(unsigned):
+        raise Malformed("not a segment file")
+    if version != VERSION:
+        raise OtherVersion(version)
+    if page != PAGE:
+        raise Malformed(f"pages of {page} bytes")
     return FileHeader(number, file_id)
 
 

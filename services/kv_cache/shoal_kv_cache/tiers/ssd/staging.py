@@ -25,10 +25,12 @@ from shoal_kv_cache.tiers.ssd.writer import Append, Remove, Writer
 
 Copy: TypeAlias = tuple[GroupForm, Record, Buffer]
 """A payload with its description."""
-STAGE_BYTES = 2 << 20
+STAGE_BYTES = 3 << 20
 """What is written in one go."""
-MAX_STAGED_BYTES = 8 << 20
-"""What may wait to be written: few buffers, used again while they are in the processor's cache."""
+MAX_STAGED_BYTES = 2 * STAGE_BYTES
+"""What may wait to be written: one is filled while the other is written, and both stay in the processor's cache."""
+# Of what is usual, in a call's first batch.
+_FIRST_PART = 6
 # Bounds on a batch's header, which must stay below MAX_HEADER_BYTES whatever the names' lengths.
 _MAX_RECORDS = 2048
 _MAX_FORMS = 4
@@ -70,8 +72,8 @@ class Staging:
             raise
 
     def _batches(self, copies: Iterable[Copy]) -> Iterator[tuple[_Batch, bool]]:
-        """What is written as one, and whether it is the last."""
-        max_pages = (self._pool.buffer_bytes - _USUAL_HEADER_BYTES) // PAGE
+        """What is written as one, and whether it is the last. The first is small: the disk waits for it."""
+        max_pages = (self._pool.buffer_bytes - _USUAL_HEADER_BYTES) // PAGE // _FIRST_PART
         batch = _Batch()
         for copy in copies:
             shared = copy[0]
@@ -80,6 +82,7 @@ class Staging:
             if batch.copies and (is_long or batch.page_count + page_count > max_pages):
                 yield batch, False
                 batch = _Batch()
+                max_pages = (self._pool.buffer_bytes - _USUAL_HEADER_BYTES) // PAGE
             batch.forms[shared] = page_count
             batch.page_count += page_count
             batch.copies.append(copy)

@@ -17,13 +17,13 @@ from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
 from shoal_kv_cache.tiers.ssd.compaction import Mover
 from shoal_kv_cache.tiers.ssd.disk import Disk
-from shoal_kv_cache.tiers.ssd.errors import SsdFull, from_os
+from shoal_kv_cache.tiers.ssd.errors import SsdFull, SsdUnavailable, from_os
 from shoal_kv_cache.tiers.ssd.health import Health
 from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb
-from shoal_kv_cache.tiers.ssd.layout import MAX_FILE_BYTES, MAX_TOMBSTONES, PAGE, pages_of
+from shoal_kv_cache.tiers.ssd.layout import MAX_FILE_BYTES, MAX_TOMBSTONES, PAGE, OtherVersion, pages_of
 from shoal_kv_cache.tiers.ssd.lock import FolderLock
 from shoal_kv_cache.tiers.ssd.log import Log
-from shoal_kv_cache.tiers.ssd.reader import CHUNK_BYTES, Reader
+from shoal_kv_cache.tiers.ssd.reader import BUFFER_BYTES, Reader
 from shoal_kv_cache.tiers.ssd.recovery import Recovery
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles
 from shoal_kv_cache.tiers.ssd.staging import MAX_STAGED_BYTES, STAGE_BYTES, Staging, wait_for
@@ -72,7 +72,7 @@ class SsdTier:
         A folder that cannot be written is opened for reading: `append` and `remove` raise SsdReadOnly.
 
         capacity_bytes  live payloads, each in whole pages of 4 KiB; the files take up to `max_file_bytes`
-        queue_bytes     reads, and writes up to 8 MiB, that may be under way at a time; more wait for their turn
+        queue_bytes     reads, and writes up to 6 MiB, that may be under way at a time; more wait for their turn
         timeout_s       for calls that give none
         """
         if not PAGE <= segment_file_bytes <= MAX_FILE_BYTES // 2:
@@ -82,7 +82,7 @@ class SsdTier:
         self._segment_file_bytes, self._fsync, self._interval_s = segment_file_bytes, fsync, fsync_interval_s
         self._timeout_s, self._queue_bytes, self._read_threads = timeout_s, queue_bytes, read_threads
         self._disk = disk if disk is not None else Disk()
-        self._pool = AlignedPool(buffer_bytes=CHUNK_BYTES, max_kept=max(1, queue_bytes // CHUNK_BYTES))
+        self._pool = AlignedPool(buffer_bytes=BUFFER_BYTES, max_kept=max(1, queue_bytes // BUFFER_BYTES))
         self._health = Health()
         self._catalog = Catalog()
         self._files = OpenFiles(self._disk)
@@ -103,7 +103,8 @@ class SsdTier:
         """Finds what is there, once and before anything else; cuts a torn end off, drops what the files do not have.
 
         Every record once, parents before children as far as both are there. Of what lies beyond the index's last
-        checkpoint in the newest files the payloads are verified; of the rest when they are read. Raises SsdUnavailable.
+        checkpoint in the newest files the payloads are verified; of the rest when they are read. Raises SsdUnavailable;
+        with reason SSD_OTHER_VERSION where there are segment files of another version, which are left as they are.
         """
         if self._started is not None:
             raise RuntimeError("recover is called once")
@@ -115,6 +116,11 @@ class SsdTier:
                 found = self._recover(self._fresh_index())
         except OSError as error:
             raise from_os(error, f"reading {self.directory}") from error
+        except OtherVersion as error:
+            logger.error("the folder is another version's", extra={"version": error.version})
+            raise SsdUnavailable(
+                f"{self.directory} has {error}", reason="SSD_OTHER_VERSION", version=error.version
+            ) from error
         return found
 
     def append(self, items: Sequence[tuple[Entry, Buffer]], *, timeout_s: float | None = None) -> list[int]:
