@@ -111,6 +111,7 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
         ),
         sample_load=lambda: LoadReport(running=len(node.store.index.leases)),
         readiness=Readiness("nats", "engine"),
+        is_healthy=lambda: node.is_healthy,
     )
     observe_node(process.metrics, node)
     node.start()

@@ -219,6 +219,11 @@ class Node:
         self.acquirer.release_owner(instance_id)
         self.members.down(instance_id)
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether all background work goes on; it ends by a bug only."""
+        return not any(task.done() for task in self._tasks)
+
     def expire(self) -> None:
         """Ends the leases whose time is over, and takes memory back whose writers have ended."""
         self.acquirer.expire(self._clock())

@@ -85,6 +85,7 @@ class FlushesWithAbsences(RuleBasedStateMachine):
 
 
 TestFlushesWithAbsences = FlushesWithAbsences.TestCase
+TestFlushesWithAbsences.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_who_was_there_has_missed_nothing_although_both_have_forgotten_the_oldest() -> None:

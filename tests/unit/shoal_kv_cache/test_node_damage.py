@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
-from shoal_kv_cache.core.entries import Key, Kind
-from support.kv_client import TestChain, items_of
-from support.kv_nodes import ServedNode, open_disk, served_node
+from shoal_kv_cache.core.entries import Group, Key, Kind
+from shoal_kv_cache.tiers.ssd import SsdTier
+from support.kv_client import KV_ID, NUMERICS_ID, TENANT, TestChain, begin_of, items_of
+from support.kv_nodes import ServedNode, introduce, open_disk, served_node
 from support.memory_remote import MemoryRemote
 
 BLOCK = transport_pb.PAYLOAD_KIND_BLOCK
 CHAIN = TestChain("damage", 20)
+GROUP = Group(KV_ID, NUMERICS_ID, TENANT)
 
 
 def spoil_memory(one: ServedNode, index: int, kind: Kind = Kind.BLOCK) -> None:
-    held = one.node.store.index.get_any(Key(kind, CHAIN.hashes[index]))
+    held = one.node.store.index.get(GROUP, Key(kind, CHAIN.hashes[index]))
     assert held is not None
     assert held.slab is not None
     one.node.store.ram.arena.write(held.slab, 0, b"damage")
@@ -112,3 +115,47 @@ async def test_reports_that_nothing_can_be_made_of_are_refused_or_change_nothing
                 await one.client.stub.ReportCorrupt(request, timeout=5)
         assert await one.client.put(items_of(CHAIN, 0, 10, [9])) == 11
         assert (await one.client.acquire(CHAIN)).hit_tokens == 1280
+
+
+class GatedDisk(SsdTier):
+    """Holds every write until it is told."""
+
+    gate = threading.Event()
+
+    def append(self, *args: Any, **more: Any) -> list[int]:
+        self.gate.wait(10)
+        return super().append(*args, **more)
+
+
+async def test_what_is_damaged_before_it_is_written_out_goes_and_the_rest_is_written(tmp_path: Path) -> None:
+    GatedDisk.gate = threading.Event()
+    disk = GatedDisk(tmp_path, capacity_bytes=8 << 20, segment_file_bytes=1 << 20)
+    async with served_node(ssd=disk) as one:
+        await one.client.put(items_of(CHAIN, 0, 10))
+        spoil_memory(one, 4)
+        GatedDisk.gate.set()
+        await asyncio.wait_for(one.node.write_out(), 10)
+        assert (await one.client.tier(pb.TIER_SSD)).block_count == 4
+        assert (await one.client.acquire(CHAIN)).present_tokens == 512
+
+
+async def test_what_is_damaged_before_it_is_sent_on_goes() -> None:
+    async with served_node("a") as one, served_node("b") as other:
+        introduce([one, other])
+        owned = next(
+            chain
+            for chain in (TestChain(f"sent {number}", 4) for number in range(99))
+            if one.node.members.owners(chain.hashes[0]) == ("b",)
+        )
+        begin = one.node.puts.begin(begin_of(items_of(owned, 0, 4)))
+        for number, index in enumerate(range(4)):
+            begin.fill(pb.PutData(payload_id=number, data=owned.block(index)))
+        assert await begin.commit() == 4
+        # Before the event loop goes on to send it.
+        held = one.node.store.index.get(GROUP, Key(Kind.BLOCK, owned.hashes[2]))
+        assert held is not None
+        assert held.slab is not None
+        one.node.store.ram.arena.write(held.slab, 0, b"damage")
+        await asyncio.wait_for(one.node.write_out(), 10)
+        assert (await one.client.held())[1] == set(owned.hashes[:2])
+        assert (await other.client.held())[1] == set()

@@ -43,7 +43,7 @@ async def read_all(one: ServedNode, chains: list[TestChain]) -> None:
 
 
 async def test_a_writer_stopped_past_its_put_overwrites_nothing_that_others_put_meanwhile() -> None:
-    async with served_node(ram_bytes=80 * SLAB_BYTES, put_timeout_s=3.0) as one:
+    async with served_node(ram_bytes=80 * SLAB_BYTES, put_timeout_s=1.0) as one:
         goes_on, dies = start_writer(one, "goes on"), start_writer(one, "dies")
         await until_stopped(goes_on, dies)
         await until(lambda: not one.node.puts._filling, what="puts to end")

@@ -106,11 +106,6 @@ class Index:
         row = self._lookup.row(self._lookup.number_of(group), key)
         return self._lookup.held(row) if row else None
 
-    def get_any(self, key: Key) -> Held | None:
-        """The visible entry of whichever group has it: for reports of damage, which name no group."""
-        row = self._lookup.any_row(key)
-        return self._lookup.held(row) if row else None
-
     def missing(self, group: Group, keys: Sequence[Key]) -> list[bool]:
         """Which of these a put should send: not in memory in this group, whatever other groups have.
 

@@ -140,9 +140,14 @@ class WriteBack:
         except MeshError as error:
             self._failed(batch, error)
             return 0
-        except BaseException:
+        except asyncio.CancelledError:
             self._settle(batch, Unavailable("the node is stopping", reason="STOPPING"))
             raise
+        except Exception:
+            # A bug, told once; one batch must not end the writing of all that follow.
+            logger.exception("write-back failed", extra={"to": self._name, "items": len(batch)})
+            self._failed(batch, Unavailable("a bug, see the log of the node", reason="INTERNAL"))
+            return 0
         self._failure, self._rest_s = None, _REST_S[0]
         if size_bytes:
             self._counts.wrote(size_bytes)

@@ -170,6 +170,11 @@ class SsdSink:
         self._store.ram.hold(slabs)
         try:
             locations = await self._append(list(chosen.values()))
+        except ChecksumMismatch:
+            # Damaged in memory since it was put: it goes, the others are written, and whoever waits for it hears of it.
+            if self._store.drop_damaged(chosen.values()):
+                await self.write(items)
+            raise
         finally:
             self._store.ram.let_go(slabs)
         changes = Changes()
