@@ -1,9 +1,9 @@
 """The disk tier against the disk itself: plain O_DIRECT reads and writes of as many bytes, in turn with it.
 
-Plainly the disk is asked in several ways (size of a piece, pieces at a time, one piece of memory over and over or a place
-for every byte); the best of all is what counts. The tier does what a node does: its payloads lie one after the other in
-an arena of the size of a turn, written back in calls of 32 MiB one after the other, and read back into it in calls of
-16 MiB, four at a time. What it reaches of the best way with a place for every byte, as payloads have, is told beside.
+Plainly the disk is asked in several ways (size of a piece, pieces at a time, one piece of memory over and over or a
+place for every byte); the best of all is what counts. The tier does what a node does: its payloads lie one after the
+other in an arena of the size of a turn, written back in calls of 32 MiB one after the other, and read back into it in
+calls of 16 MiB, four at a time. What it reaches of the best way with a place for every byte is told beside.
 """
 
 from __future__ import annotations
