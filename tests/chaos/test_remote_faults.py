@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -240,6 +242,27 @@ async def test_a_put_to_a_shared_directory_that_was_given_up_does_not_outlive_a_
     assert await get(store) == [None, None, None]
     await store.put_many(items(range(3)), timeout_s=10)
     assert await get(store) == [item(number)[1] for number in range(3)]
+    await store.close()
+
+
+async def test_flushes_of_one_shared_directory_by_several_nodes_do_not_stop_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = GuardedStore(DirectoryBackend(tmp_path), max_bytes_in_flight=1 << 30, circuit=Circuit(failures=1000))
+    await store.put_many(items(range(3)), timeout_s=10)
+    listed, cleared = os.listdir, []
+
+    def clear_first(path: Path) -> list[str]:
+        # What another node's flush does to folders that it finds moved away.
+        if Path(path).name.startswith(".trash"):
+            shutil.rmtree(path)
+            cleared.append(path)
+        return listed(path)
+
+    monkeypatch.setattr("shoal_kv_cache.tiers.remote.directory_backend.os.listdir", clear_first)
+    await store.delete_groups(timeout_s=10)
+    assert cleared
+    assert await get(store) == [None, None, None]
     await store.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from shoal_common.kv_transport import KvTransportServicer
 from shoal_common.presence import Presence
 from shoal_common.rpc import Readiness, RpcServer, Service
 from shoal_common.telemetry import Metrics
-from shoal_kv_cache.cluster.members import NODE_LABEL, ROLE, peer_of
+from shoal_kv_cache.cluster.members import NODE_LABEL, ROLE, Peer, peer_of
 from shoal_kv_cache.config import KvCacheConfig
 from shoal_kv_cache.node import Node
 from shoal_kv_cache.servicer import KvCacheServicer
@@ -44,6 +44,15 @@ class ServedNode:
         await self.server.stop(0)
 
 
+def peers_of(nodes: Sequence[ServedNode]) -> Callable[[], Awaitable[Sequence[Peer]]]:
+    """These, whenever it is asked who lives."""
+
+    async def live_peers() -> Sequence[Peer]:
+        return [peer_of(one.presence) for one in nodes]
+
+    return live_peers
+
+
 def open_disk(folder: Path, **more: Any) -> SsdTier:
     """A small disk tier."""
     defaults: dict[str, Any] = {"capacity_bytes": 8 << 20, "segment_file_bytes": 1 << 20, "fsync": Fsync.NEVER}
@@ -67,7 +76,7 @@ async def served_node(
     node = Node(config, bus or Bus.off(), mesh="local", instance_id=name, node_id=name, ssd=ssd, remote=remote)
     await node.recover()
     node.start()
-    await node.flushes.catch_up([peer_of(one.presence) for one in others])
+    await node.flushes.catch_up(peers_of(others))
     server = RpcServer(
         [
             Service(

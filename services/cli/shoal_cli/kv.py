@@ -121,7 +121,11 @@ def _flush(args: argparse.Namespace, nodes: Sequence[str]) -> int:
         )
     status = _complain(rounds[-1])
     if failed:
-        later = "they hear of it from the others and flush before they serve" if done else "nothing is flushed"
+        later = (
+            "a node that starts or was stopped asks the others before it serves, one that was cut off when it sees them"
+            if done
+            else "nothing is flushed"
+        )
         print(f"shoal: not flushed there: {later}", file=sys.stderr)
     return status
 

@@ -91,7 +91,7 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
         # Without NATS it is not ready: it may be away, with flushes that it does not know of.
         while not await bus.wait_connected(_CONNECT_LOOK_S):
             pass
-        await node.flushes.catch_up(await _live_peers(bus, shared.mesh))
+        await node.flushes.catch_up(lambda: _live_peers(bus, shared.mesh, process.instance_id))
 
     instance = Instance(
         process=process,
@@ -137,8 +137,8 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
         await node.stop()
 
 
-async def _live_peers(bus: Bus, mesh: str) -> list[Peer]:
-    """The other nodes, as far as the bus tells; those that it does not tell of now are asked when they are heard."""
+async def _live_peers(bus: Bus, mesh: str, instance_id: str) -> list[Peer]:
+    """Other nodes than this instance, as far as the bus tells. Who it does not tell of now is asked when heard of."""
     if bus.is_off:
         return []
     try:
@@ -150,7 +150,7 @@ async def _live_peers(bus: Bus, mesh: str) -> list[Peer]:
     for raw in entries.values():
         with contextlib.suppress(ValueError):
             presence = Presence.from_json(raw)
-            if presence.role == ROLE:
+            if presence.role == ROLE and presence.instance_id != instance_id:
                 peers.append(peer_of(presence))
     return peers
 

@@ -17,11 +17,13 @@ from shoal_kv_cache.config import KvCacheConfig
 from shoal_kv_cache.core.entries import HASH_BYTES, Group, Key
 from shoal_kv_cache.core.flush_epochs import Filter
 from shoal_kv_cache.node import Node
+from shoal_kv_cache.payload_checks import check_names
 from shoal_kv_cache.puts import Put, out_of_order
 from shoal_kv_cache.store import KIND
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _PAGE_HASHES = 4096
+_FLUSH_WAIT_S = 15.0
 
 
 class KvCacheServicer(pb_grpc.KvCacheServiceServicer):
@@ -96,6 +98,10 @@ class KvCacheServicer(pb_grpc.KvCacheServiceServicer):
             raise InvalidArgument.at("everything", "set it, or a filter, and not both")
         if len(request.flush_id) > MAX_ID_CHARS:
             raise InvalidArgument.at("flush_id", f"at most {MAX_ID_CHARS} characters")
+        check_names(request.kv_id, "", request.tenant_tag)
+        # A node that was away hears of older flushes first, and cannot tell later which of them it missed.
+        if not self._node.flushes.may_serve():
+            await self._node.flushes.wait_caught_up(_FLUSH_WAIT_S)
         flushed = await self._node.flusher.flush(
             Filter(
                 kv_id=request.kv_id if request.HasField("kv_id") else None,

@@ -134,7 +134,8 @@ async def test_a_bug_is_logged_once_and_sent_without_details(method: str, caplog
                 await call(channel, method)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in str(caught.value.details())
-    logged = [record for record in caplog.records if record.exc_info]
+    # By whomever: this bug, and not what grpc says of an earlier test's event loop.
+    logged = [record for record in caplog.records if record.exc_info and record.exc_info[0] is KeyError]
     assert [record.levelname for record in logged] == ["ERROR"]
 
 

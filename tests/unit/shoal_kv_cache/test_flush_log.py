@@ -142,6 +142,16 @@ def test_the_file_keeps_the_log(tmp_path_factory: object, records: list[FlushRec
     assert (list(read.records), read.has_forgotten) == (records, has_forgotten)
 
 
+def test_who_missed_more_than_others_remember_drops_everything_though_it_heard_of_the_newest() -> None:
+    one, other = FlushLog(max_records=3), FlushLog(max_records=3)
+    one.note("0", Filter(kv_id="k"), is_done=True)
+    for number in range(10):
+        other.note(str(number), Filter(kv_id="k"), is_done=True)
+    one.note("9", Filter(kv_id="k"), is_done=True)
+    missed = one.missed(other.records, has_forgotten=other.has_forgotten)
+    assert [(record.flush_id, record.what) for record in missed] == [("7", Filter()), ("8", Filter())]
+
+
 def test_a_file_that_cannot_be_read_means_that_everything_is_to_be_flushed(tmp_path: Path) -> None:
     assert FlushFile(tmp_path).read().records == []
     FlushFile(tmp_path).write([FlushRecord("a", Filter(kv_id="k"), is_done=True)], has_forgotten=False)

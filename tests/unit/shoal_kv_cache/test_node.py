@@ -23,6 +23,7 @@ from shoal_kv_cache.config import KvCacheConfig
 from shoal_kv_cache.node import Node as KvNode
 from shoal_kv_cache.servicer import KvCacheServicer
 from shoal_kv_cache.store import Store
+from support.kv_nodes import peers_of
 
 SIZE, SLAB = 1000, 1024
 HASHES = [bytes([number]) * 32 for number in range(1, 9)]
@@ -110,7 +111,7 @@ async def node(*, ram_bytes: int = 1 << 20, clock: Callable[[], float] = time.mo
     config = KvCacheConfig(ram_bytes=ram_bytes, put_timeout_s=5, max_leases=8, max_entries=1000)
     made = KvNode(config, Bus.off(), mesh="local", instance_id="node", node_id="node", clock=clock)
     made.start()
-    await made.flushes.catch_up([])
+    await made.flushes.catch_up(peers_of(()))
     readiness = Readiness()
     server = RpcServer(
         [

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 import pytest
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
+from shoal_kv_cache.cluster.members import Peer, peer_of
 from shoal_kv_cache.flush_file import FlushFile
 from shoal_kv_cache.tiers.ssd import SsdUnavailable
 from support.kv_client import TENANT, TestChain, items_of
-from support.kv_nodes import ServedNode, introduce, open_disk, served_node
+from support.kv_nodes import ServedNode, introduce, open_disk, peers_of, served_node
 from support.memory_remote import MemoryRemote
 from support.waiting import until
 
@@ -139,14 +141,55 @@ async def test_until_it_has_caught_up_a_node_answers_nothing_of_what_it_holds(tm
         waiting = asyncio.create_task(one.client.acquire(CHAIN))
         await asyncio.sleep(0.02)
         assert not waiting.done()
-        await one.node.flushes.catch_up([])
+        await one.node.flushes.catch_up(peers_of(()))
         assert (await waiting).present_tokens == 1280
+
+
+async def test_a_node_asks_again_before_it_serves_where_another_did_not_answer(tmp_path: Path) -> None:
+    async with served_node("a") as other:
+        async with served_node("b", ssd=open_disk(tmp_path)) as one:
+            await fill(one)
+        await other.client.flush(tenant_tag=TENANT)
+        questions: list[Peer] = []
+
+        async def live_peers() -> Sequence[Peer]:
+            there = peer_of(other.presence)
+            questions.append(there if questions else Peer(there.node_id, there.instance_id, "127.0.0.1:9"))
+            return questions[-1:]
+
+        async with served_node("b", ssd=open_disk(tmp_path)) as one:
+            one.node.flushes._caught_up.clear()
+            await one.node.flushes.catch_up(live_peers)
+            assert len(questions) >= 2
+            assert await held(one) == [0, 10, 0]
+
+
+async def test_others_that_never_answer_keep_a_node_from_serving_for_a_while_only() -> None:
+    async with served_node("a") as gone, served_node("b") as one:
+        await gone.kill()
+        await fill(one)
+        one.node.flushes._caught_up.clear()
+        one.node.flushes._catch_up_s = 0.2
+        await one.node.flushes.catch_up(peers_of([gone]))
+        assert await held(one) == [10, 10, 0]
+
+
+async def test_a_flush_waits_until_a_node_has_heard_of_those_that_it_missed() -> None:
+    async with served_node("b") as one:
+        one.node.flushes._caught_up.clear()
+        flushing = asyncio.create_task(one.client.flush(tenant_tag=TENANT))
+        await asyncio.sleep(0.05)
+        assert not one.node.flusher.log.records
+        assert not flushing.done()
+        await one.node.flushes.catch_up(peers_of(()))
+        await flushing
+        assert len(one.node.flusher.log.records) == 1
 
 
 async def test_a_node_that_cannot_be_asked_holds_nobody_up_and_is_asked_again() -> None:
     async with served_node("a") as gone, served_node("b") as one:
         await gone.kill()
-        await one.node.flushes.catch_up([])
+        await one.node.flushes.catch_up(peers_of(()))
         one.node.up(gone.presence)
         await fill(one)
         assert await held(one) == [10, 10, 0]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -29,6 +29,8 @@ _LOOKS_PER_ROUND = 10
 _STALL_S = 2.0
 """A node that did not run for so long may have been given up by whoever flushed: presence lapses after 3 s."""
 _ASKED_IN_DOUBT = 8
+_CATCH_UP_S = 10.0
+"""A node begins to serve after so long though others that announce themselves do not answer; dead ones lapse sooner."""
 _DOUBT, _TURN = "doubt", "turn"
 """Names of tasks beside those that are named by instances."""
 
@@ -37,7 +39,8 @@ class FlushSync:
     """Asks all nodes that live before this one serves, each one that comes up later, and now and then one in turn.
 
     A node that was stopped for a while asks before it serves on: whoever flushed meanwhile did not reach it. One that
-    does not answer is asked again as long as it announces itself. Belongs to one event loop.
+    does not answer is asked again as long as it announces itself, but serving waits `catch_up_s` at most. A node that
+    was cut off without being stopped asks when it sees the others again. Belongs to one event loop.
     """
 
     def __init__(
@@ -47,10 +50,11 @@ class FlushSync:
         channels: Channels,
         *,
         timeout_s: float,
+        catch_up_s: float = _CATCH_UP_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._flusher, self._members, self._channels, self._timeout_s = flusher, members, channels, timeout_s
-        self._clock = clock
+        self._catch_up_s, self._clock = catch_up_s, clock
         self._ran_at_s = clock()
         self._turn = 0
         self._limit = asyncio.Semaphore(_AT_ONCE)
@@ -72,10 +76,10 @@ class FlushSync:
             return False
         return True
 
-    async def catch_up(self, others: Sequence[Peer]) -> None:
+    async def catch_up(self, live_peers: Callable[[], Awaitable[Sequence[Peer]]]) -> None:
         """Before anything is served: what an earlier process left undone, and what those that live now know."""
         await self._flusher.finish()
-        await asyncio.gather(*(self._ask(peer, reaches_remote=False) for peer in others))
+        await self._ask_all(live_peers, reaches_remote=False)
         self._caught_up.set()
 
     def peer_up(self, peer: Peer) -> None:
@@ -104,10 +108,27 @@ class FlushSync:
             self._spawn(_DOUBT, self._ask_some(random.sample(others, min(len(others), _ASKED_IN_DOUBT))))
 
     async def _ask_some(self, others: Sequence[Peer]) -> None:
+        async def live_peers() -> Sequence[Peer]:
+            there = self._members.peers()
+            return [peer for peer in others if peer in there]
+
         try:
-            await asyncio.gather(*(self._ask(peer, reaches_remote=True) for peer in others))
+            await self._ask_all(live_peers, reaches_remote=True)
         finally:
             self._caught_up.set()
+
+    async def _ask_all(self, live_peers: Callable[[], Awaitable[Sequence[Peer]]], *, reaches_remote: bool) -> None:
+        """Until each has answered, or is gone, or time is over."""
+        answered: set[Peer] = set()
+        try:
+            async with asyncio.timeout(self._catch_up_s):
+                while others := [peer for peer in await live_peers() if peer not in answered]:
+                    replies = await asyncio.gather(*(self._ask(one, reaches_remote=reaches_remote) for one in others))
+                    answered |= {peer for peer, has_answered in zip(others, replies, strict=True) if has_answered}
+                    if not all(replies):
+                        await asyncio.sleep(_AGAIN_S[0])
+        except TimeoutError:
+            logger.warning("serves without having heard from all", extra={"answered": len(answered)})
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, object]) -> None:
         task = self._asking[name] = asyncio.get_running_loop().create_task(work)

@@ -24,8 +24,9 @@ class FlushLog:
     No time is in it: a node that hears of a flush that it does not know was away or cut off when it was given, and then
     drops what it holds of it now. That may be more than was meant, never less.
 
-    Invariant: what a log has dropped is covered by `has_forgotten`: who knows none of the records that are left may
-    have missed some of those, and drops everything.
+    Invariant: what a log has dropped is covered by `has_forgotten`: who does not know the oldest record that is left,
+    and has forgotten none itself, may have missed some of those, and drops everything. A log that has forgotten some
+    cannot tell what it missed from what it forgot: it counts on having heard of what it missed before anything newer.
     """
 
     def __init__(self, records: Sequence[FlushRecord] = (), *, has_forgotten: bool = False, max_records: int = 1024):
@@ -71,7 +72,7 @@ class FlushLog:
         """What another node knows and this one does not, to be done here; `theirs` oldest first."""
         unknown = [FlushRecord(one.flush_id, one.what) for one in theirs if one.flush_id not in self._records]
         shared = next((n for n, one in enumerate(theirs) if one.flush_id in self._records), None)
-        if shared is None:
-            return [replace(one, what=Filter()) if has_forgotten else one for one in unknown]
+        if has_forgotten and shared != 0 and (shared is None or not self.has_forgotten):
+            return [replace(one, what=Filter()) for one in unknown]
         # Those before the first one that both know may be what this log has forgotten: they were done.
-        return unknown[shared:] if self.has_forgotten else unknown
+        return unknown[shared or 0 :] if self.has_forgotten else unknown

@@ -133,7 +133,8 @@ class Promoter:
                 self._store.index.lose_location(one.key, one.location, changes)
                 self._store.counts.corrupt_count += 1
                 logger.warning("copy on disk dropped", extra={"reason": result.reason, "error": result.message})
-        elif held is None:
+        elif held is None or (held.entry.size_bytes, held.entry.checksum) != (one.size_bytes, one.checksum):
+            # Gone, or stored anew with other bytes, while this was read.
             changes.freed_slabs.append(slab)
         else:
             self._store.index.set_slab(held.entry, slab, changes)

@@ -189,9 +189,17 @@ class DirectoryBackend:
             group.rename(trash)
         except FileNotFoundError:
             return 0  # another node flushes, too
-        count = sum(not name.startswith(".") for name in os.listdir(trash))
-        shutil.rmtree(trash)
+        count = 0
+        # Another node that flushes, too, may clear it away meanwhile.
+        with suppress(FileNotFoundError):
+            count = sum(not name.startswith(".") for name in os.listdir(trash))
+        shutil.rmtree(trash, onerror=_unless_gone)
         return count
+
+
+def _unless_gone(function: object, path: str, failure: tuple[type[BaseException], BaseException, object]) -> None:
+    if not isinstance(failure[1], FileNotFoundError):
+        raise failure[1]
 
 
 def _digits(block_hash: bytes) -> str:
