@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal_common.draft_counts import DraftCounts
 from shoal_common.errors import MeshError, Unavailable
 from shoal_engine import events as engine_events
 from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows
@@ -216,6 +217,9 @@ class EngineAdapter:
                 draft_tokens=usage.draft_tokens,
                 accepted_draft_tokens=usage.accepted_draft_tokens,
                 decode_step_count=usage.decode_steps,
+                drafts=DraftCounts(
+                    [*usage.drafted_by_position], [*usage.verified_by_position], [*usage.accepted_by_position]
+                ),
             ),
         )
 

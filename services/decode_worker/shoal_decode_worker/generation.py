@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal_common.errors import FailedPrecondition, NumericsMismatch
+from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_FORCED_IDS, MAX_TOP_LOGPROBS
 
 from shoal_decode_worker.core import ChoiceStart
 from shoal_decode_worker.wrong_field import wrong_field
 
 MAX_CHOICES = 8
-MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 ROOT_BYTES = 32
 
@@ -22,6 +22,12 @@ class ExceedsCapacity(FailedPrecondition):
     """The request is larger than this whole worker."""
 
     reason = "EXCEEDS_CAPACITY"
+
+
+class NotDeterministic(FailedPrecondition):
+    """The answer must be exact, and this worker's kernels do not give the same bits in every batch."""
+
+    reason = "NOT_DETERMINISTIC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,9 @@ class SamplingSpec:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     top_logprobs: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    forced_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,7 @@ class GenerationStart:
 
     prompt_ids   typecode "I"
     cache_root   32 bytes, None: the KV cache is neither read nor written
+    is_exact     refused by an engine that is not invariant
     """
 
     request_id: str
@@ -72,6 +82,7 @@ class GenerationStart:
     prefill_targets: tuple[PrefillTarget, ...] = ()
     priority: int = 0
     cache_points: tuple[int, ...] = ()
+    is_exact: bool = False
 
     def max_tokens(self, max_context: int) -> int:
         """Output tokens a choice may have, its tokens so far included, in a context of `max_context` tokens."""
@@ -82,7 +93,7 @@ class GenerationStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What an engine is: identities, and sizes in tokens, blocks and slots."""
+    """What an engine is: identities, sizes in tokens, blocks and slots, and whether its kernels are invariant."""
 
     model: str
     kv_id: str
@@ -92,6 +103,7 @@ class EngineFacts:
     max_context: int
     block_count: int
     slot_count: int
+    is_invariant: bool = True
 
 
 def check(start: GenerationStart, facts: EngineFacts) -> None:
@@ -102,6 +114,8 @@ def check(start: GenerationStart, facts: EngineFacts) -> None:
             wanted=start.numerics_id,
             numerics_id=facts.numerics_id,
         )
+    if start.is_exact and not facts.is_invariant:
+        raise NotDeterministic("this worker's kernels do not give the same bits in every batch")
     _check_names(start)
     _check_prompt(start, facts)
     _check_sampling(start.sampling, facts)
@@ -168,11 +182,27 @@ def _check_sampling(sampling: SamplingSpec, facts: EngineFacts) -> None:
         if sampling.min_tokens > sampling.max_tokens:
             raise wrong_field("params.min_tokens", f"above max_tokens ({sampling.max_tokens})")
     _check_range("top_logprobs", sampling.top_logprobs or 0, 0, MAX_TOP_LOGPROBS)
+    _check_range("prompt_logprobs", sampling.prompt_logprobs or 0, 0, MAX_TOP_LOGPROBS)
+    _check_sequences(sampling, facts)
     for token_id in sampling.stop_token_ids:
         _check_token("params.stop_token_ids", token_id, facts)
     for token_id, bias in sampling.logit_bias.items():
         _check_token("params.logit_bias", token_id, facts)
         _check_range(f"logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+
+
+def _check_sequences(sampling: SamplingSpec, facts: EngineFacts) -> None:
+    if len(sampling.bad_words) > MAX_BAD_WORDS:
+        raise wrong_field("params.bad_words", f"at most {MAX_BAD_WORDS}, got {len(sampling.bad_words)}")
+    for index, word in enumerate(sampling.bad_words):
+        field_name = f"params.bad_words[{index}]"
+        if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+            raise wrong_field(field_name, f"1 to {MAX_BAD_WORD_TOKENS} tokens, got {len(word)}")
+        _check_token(field_name, max(word), facts)
+    if len(sampling.forced_ids) > MAX_FORCED_IDS:
+        raise wrong_field("params.forced_ids", f"at most {MAX_FORCED_IDS}, got {len(sampling.forced_ids)}")
+    if sampling.forced_ids:
+        _check_token("params.forced_ids", max(sampling.forced_ids), facts)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

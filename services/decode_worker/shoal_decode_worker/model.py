@@ -64,6 +64,7 @@ def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
             max_context=model.max_context,
             block_count=config.block_count,
             slot_count=config.slot_count,
+            is_invariant=model.identity.is_invariant,
         ),
         replay_length=model.replay_length,
         encoder_layers=model.shape.encoder_layers,

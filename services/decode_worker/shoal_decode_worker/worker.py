@@ -17,6 +17,7 @@ from shoal_common.settings import SharedSettings
 
 from shoal_decode_worker.config import ServingConfig
 from shoal_decode_worker.core import DecodeCore
+from shoal_decode_worker.draft_metrics import DraftMetrics
 from shoal_decode_worker.engine_like import STEP_TOKENS, EngineLike, EngineStats, PromptLoader
 from shoal_decode_worker.frames import Frames
 from shoal_decode_worker.generation import EngineFacts
@@ -46,7 +47,9 @@ class DecodeWorker:
         self._config, self._engine, self._labels = config, engine, labels
         frames = Frames(expiry_s=config.gateway_expiry_s, max_gateways=config.max_gateways, step_tokens=STEP_TOKENS)
         self._core = DecodeCore(frames=frames, max_requests=config.max_requests)
-        self._sessions = Sessions(core=self._core, frames=frames, engine=engine)
+        self._sessions = Sessions(
+            core=self._core, frames=frames, engine=engine, on_entry=DraftMetrics(process.metrics).count
+        )
         self._servicer = DecodeServicer(
             engine=engine, loader=loader, sessions=self._sessions, frames=frames, beat_s=config.beat_s
         )

@@ -45,6 +45,11 @@ class Accepted:
     accepted: int
     finish_reason: FinishReason | None
 
+    def below(self, count: int) -> Accepted:
+        """The first `count` (fewer than emitted) tokens of it; nothing follows them."""
+        assert count < self.emitted, "below what is emitted"
+        return Accepted(emitted=count, frontier=count, accepted=min(count, self.accepted), finish_reason=None)
+
 
 def accept(drafts: Sequence[int], sampled: Sequence[int], output_count: int, rule: StopRule) -> Accepted:
     """Compare the drafts with what the model sampled after each row, and cut at the first end.

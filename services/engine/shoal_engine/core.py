@@ -14,7 +14,7 @@ from shoal_common.errors import AlreadyExists, Draining, Internal, MeshError, Su
 from shoal_engine.admission import Growth
 from shoal_engine.batcher import StepBudget
 from shoal_engine.block_pool import BLOCK_TOKENS
-from shoal_engine.errors import BadRows, OutOfBlocks
+from shoal_engine.errors import BadRows, HitNotUsable, NothingAllowed, OutOfBlocks
 from shoal_engine.events import AdmitInfo, EngineSink, EngineStats, FinishReason, TokenEntry
 from shoal_engine.handover import Exporter, Importer
 from shoal_engine.holdings import Holdings
@@ -22,12 +22,12 @@ from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows
 from shoal_engine.model_port import Hidden, StepModel
 from shoal_engine.planner import StepTimes, WidthPlanner
 from shoal_engine.prompts import Prompts
-from shoal_engine.request_states import entries_of_ended, new_state
+from shoal_engine.request_states import check_prompt_logprobs, entries_of_ended, new_state
 from shoal_engine.requests import GenerationRequest, PrefillRequest
 from shoal_engine.roster import Roster, moved
 from shoal_engine.sequence import Phase, RequestState, Sequence
 from shoal_engine.snapshots import snapshot_position
-from shoal_engine.step import ChunkRows, DecodeRows, FirstRow, Stepper
+from shoal_engine.step import ChunkRows, DecodeRows, FirstRow, Stepper, chunk_outputs
 from shoal_engine.step_figures import StepFigures
 from shoal_engine.step_plan import StepPlan, is_runnable
 from shoal_engine.write_back import WriteBack
@@ -115,6 +115,7 @@ class EngineCore(Generic[Hidden]):
             max_context=self._max_context,
             choice_seed=self._model.choice_seed,
         )
+        check_prompt_logprobs(state, self._replay_length)
         waiting = [other for other in self._roster if other.phase is Phase.WAITING]
         if any(other.request.priority >= request.priority for other in waiting):
             raise OutOfBlocks(f"{len(waiting)} requests wait for blocks", waiting=len(waiting))
@@ -130,22 +131,26 @@ class EngineCore(Generic[Hidden]):
         """Load a prefix hit into an admitted request. Raises UnknownRequest, WrongPhase, HitNotUsable, BadRows."""
         state = self._roster.admitted(request_id)
         if state is not None and state.live:
+            _check_runs_here(state)
             self._importer.prefix(state, prefix)
 
     def load_rows(self, request_id: str, rows: SequenceOf[LogicalRows]) -> None:
-        """Load some rows of a prompt prefilled elsewhere. Raises UnknownRequest, WrongPhase, BadRows."""
+        """Load some rows of a prompt prefilled elsewhere. Raises UnknownRequest, WrongPhase, BadRows, HitNotUsable."""
         state = self._roster.admitted(request_id)
         if state is not None and state.live:
+            _check_runs_here(state)
             self._importer.rows(state, rows)
 
     def load_prompt(self, request_id: str, handover: HandoverRows) -> None:
         """Load what is left of a prompt prefilled elsewhere; its choices run from the next step on.
 
-        raises   UnknownRequest, WrongPhase; BadRows: the request is as it was and `start` can run the prompt here
+        raises   UnknownRequest, WrongPhase; BadRows, HitNotUsable: the request is as it was and `start` can run the
+                 prompt here
         """
         state = self._roster.admitted(request_id)
         if state is None or not state.live:
             return self.start(request_id)
+        _check_runs_here(state)
         if len(handover.hidden_row) != self._shape.hidden_bytes:
             raise BadRows(f"a hidden row has {self._shape.hidden_bytes} bytes, got {len(handover.hidden_row)}")
         self._importer.rows(state, handover.rows)
@@ -285,37 +290,43 @@ class EngineCore(Generic[Hidden]):
     ) -> list[tuple[RequestState, Sequence]]:
         """Forward, sample and tell; the choices that got tokens and go on."""
         starts = list(handed_over)
-        made: list[tuple[RequestState, Sequence, TokenEntry]] = []
+        made: list[tuple[RequestState, Sequence, TokenEntry | None]] = []
         if decodes or chunks:
             hidden = self._stepper.forward(decodes, chunks)
             made += [(rows.state, rows.sequence, entry) for rows, entry in self._stepper.verify(decodes, hidden)]
             self._planner.verified(self._stepper.take_rounds())
-            self._figures.note_drafts([e.verified for _, _, e in made], [e.accepted for _, _, e in made])
+            told = [entry for _, _, entry in made if entry is not None]
+            self._figures.note_drafts([entry.verified for entry in told], [entry.accepted for entry in told])
             starts += self._advance(chunks, hidden, sum(rows.width + 1 for rows in decodes))
         for start in starts:
             made += self._begin_choices(start)
-        if made:
-            self._sink.on_tokens(self._step_count, [entry for _, _, entry in made])
+        entries = [entry for _, _, entry in made if entry is not None]
+        if entries:
+            self._sink.on_tokens(self._step_count, entries)
         for state, sequence, entry in made:
-            if entry.finish_reason is not None:
+            if sequence.is_stuck:
+                self._roster.fail(state, nothing_allowed(sequence))
+            elif state.phase is not Phase.GONE and entry is not None and entry.finish_reason is not None:
                 self._roster.end_choice(state, sequence, entry.finish_reason)
-        return [(state, s) for state, s, _ in made if not s.is_done and not s.is_paused]
+        return [(state, s) for state, s, _ in made if state.phase is not Phase.GONE and _goes_on(s)]
 
     def _advance(self, chunks: list[ChunkRows], hidden: Hidden, first_row: int) -> list[FirstRow[Hidden]]:
         starts: list[FirstRow[Hidden]] = []
         for rows in chunks:
             state, sequence, old = rows.state, rows.sequence, rows.sequence.frontier
             is_prompt, completes = rows.is_prompt, rows.completes_prompt
+            self._stepper.report_prompt(rows, hidden, first_row)
+            first_row += len(chunk_outputs(rows))
             sequence.frontier += rows.count
             if is_prompt:
                 self._write_back.prompt_advanced(state, sequence)
             else:
                 self._write_back.choice_advanced(state, sequence, old)
             if completes:
-                starts.append(FirstRow(state, hidden, first_row + len(starts)))
+                starts.append(FirstRow(state, hidden, first_row - 1))
         return starts
 
-    def _begin_choices(self, start: FirstRow[Hidden]) -> list[tuple[RequestState, Sequence, TokenEntry]]:
+    def _begin_choices(self, start: FirstRow[Hidden]) -> list[tuple[RequestState, Sequence, TokenEntry | None]]:
         """The prompt is complete: share it among the choices and sample where nothing has been emitted yet."""
         state = start.state
         if state.is_prefill_only:
@@ -335,3 +346,23 @@ class EngineCore(Generic[Hidden]):
         hidden_row = self._model.hidden_to_bytes(start.hidden, start.row)
         self._roster.remove(state)
         self._sink.on_prefilled(request_id, hidden_row, state.prompt_length - run.run_start)
+
+
+def nothing_allowed(sequence: Sequence) -> NothingAllowed:
+    """The error of a request one of whose choices cannot go on."""
+    return NothingAllowed(
+        f"no token may come at output index {len(sequence.output)} of choice {sequence.index}: bans, forced tokens and "
+        "the constraint leave none",
+        choice_index=sequence.index,
+        output_index=len(sequence.output),
+    )
+
+
+def _goes_on(sequence: Sequence) -> bool:
+    return not (sequence.is_done or sequence.is_paused or sequence.is_stuck)
+
+
+def _check_runs_here(state: RequestState) -> None:
+    """Raises HitNotUsable where every row of the prompt is wanted."""
+    if state.prompt_logprobs_wanted is not None:
+        raise HitNotUsable("log-probabilities of a prompt need all its rows to run here")

@@ -77,7 +77,9 @@ class ChoiceEnd:
 class EngineUsage:
     """What a request used here. Output tokens count over all choices, tokens so far included; drafts only here.
 
+    draft_tokens   sent to verification
     decode_steps   counts each choice in each step, so that accepted_draft_tokens / decode_steps is the accept length
+    *_by_position  drafts made, verified and accepted by their place in the draft, as far as there were any
     """
 
     prompt_tokens: int
@@ -86,6 +88,9 @@ class EngineUsage:
     draft_tokens: int
     accepted_draft_tokens: int
     decode_steps: int
+    drafted_by_position: tuple[int, ...] = ()
+    verified_by_position: tuple[int, ...] = ()
+    accepted_by_position: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

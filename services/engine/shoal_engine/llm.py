@@ -58,12 +58,16 @@ class ChoiceOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """All continuations of one prompt, the seed in force and what it used."""
+    """All continuations of one prompt, the seed in force and what it used.
+
+    prompt_logprobs   when asked for, one per prompt token after the first
+    """
 
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[ChoiceOutput, ...]
     seed: int
     usage: EngineUsage
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 class LLM:
@@ -165,8 +169,8 @@ class LLM:
         sampling_params   one for all prompts, or one each
         use_tqdm          show on stderr how many prompts are done
         decode_sequence   the text of every prompt (n must be 1); False: a RequestOutput of every prompt
-        raises            InvalidArgument, PromptTooLong, TokenOutOfRange, ExceedsCapacity for a prompt that cannot run:
-                          then none of them is returned
+        raises            InvalidArgument, PromptTooLong, TokenOutOfRange, ExceedsCapacity for a prompt that cannot run,
+                          NothingAllowed for one that may say nothing more: then none of them is returned
         """
         token_ids = self._token_ids(prompts, prompt_token_ids)
         params = _per_prompt(sampling_params or SamplingParams(), len(token_ids))
@@ -281,6 +285,7 @@ class LLM:
             ),
             seed=request.seed,
             usage=gathered.usage,
+            prompt_logprobs=gathered.prompt_logprobs,
         )
 
 

@@ -25,12 +25,16 @@ FORMATS = "window Q8, main Q4nv, index Q4ue, weights as released"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelIdentity:
-    """Name and ids of a checkpoint on this machine. `draft_id` is empty without a draft head."""
+    """Name and ids of a checkpoint on this machine. `draft_id` is empty without a draft head.
+
+    is_invariant   a row's bits do not depend on its batch: answers can be exact
+    """
 
     model: str
     kv_id: str
     numerics_id: str
     draft_id: str
+    is_invariant: bool
 
 
 def identify(
@@ -41,6 +45,8 @@ def identify(
     Without `device` the model runs on the host. Workers on either side store the same formats: one `kv_id`; but they
     compute other bits, so their `numerics_id` differ.
     """
+    # In float64 the library's own matrix products are used, which promise no bits.
+    is_invariant = served_precision(device or torch.device("cpu")).dtype != torch.float64
     revision = weights_revision(Checkpoint.open(directory))
     # The tokenizer and the configuration are part of the revision.
     kv_id = identity.kv_id(weights_revision=revision.weights, layout=LAYOUT, formats=FORMATS, tokenizer="in revision")
@@ -51,11 +57,15 @@ def identify(
         parallel="1",
         replay_mode="bounded",
         replay_tokens=replay_length,
-        invariant=True,
+        invariant=is_invariant,
     )
     draft_id = identity.draft_id(draft_weights_revision=revision.draft) if revision.draft else ""
     return ModelIdentity(
-        model=name or Path(directory).resolve().name, kv_id=kv_id, numerics_id=numerics_id, draft_id=draft_id
+        model=name or Path(directory).resolve().name,
+        kv_id=kv_id,
+        numerics_id=numerics_id,
+        draft_id=draft_id,
+        is_invariant=is_invariant,
     )
 
 

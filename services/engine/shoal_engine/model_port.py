@@ -12,6 +12,7 @@ from shoal_engine.constraint import Mask, Matcher
 from shoal_engine.events import PositionLogprobs
 from shoal_engine.logical_rows import RowKind
 from shoal_engine.requests import SamplingSpec, TokenIds
+from shoal_engine.token_history import TokenHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,8 @@ class TokenContext:
     """Everything besides the logits that decides the token at one output index.
 
     output   tokens emitted so far; `assumed` the drafts that this row takes as emitted after them
-    banned   ids that must not be chosen here
+    history  counts of this output; None: they are counted anew
+    banned   ids that must not be chosen here, see `row_rules`; a forced id is `spec`'s
     mask     what the request's constraint allows here; None: anything
     """
 
@@ -49,16 +51,21 @@ class TokenContext:
     prompt: TokenIds
     output: Sequence[int]
     assumed: Sequence[int] = ()
+    history: TokenHistory | None = None
     banned: frozenset[int] = frozenset()
     mask: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A chosen token; log-probabilities when the spec asks for them."""
+    """A chosen token; log-probabilities when the spec asks for them.
+
+    is_stuck   no token may come here: token_id means nothing, and the request fails if this row counts
+    """
 
     token_id: int
     logprobs: PositionLogprobs | None = None
+    is_stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +114,12 @@ class StepModel(Protocol[Hidden]):
 
     def sample(self, hidden: Hidden, rows: Sequence[int], contexts: Sequence[TokenContext]) -> list[Sampled]:
         """One token per (row, context) pair; a row may be used by several contexts."""
+        ...
+
+    def logprobs(
+        self, hidden: Hidden, rows: Sequence[int], token_ids: Sequence[int], top: int
+    ) -> list[PositionLogprobs]:
+        """Per row the log-probability of the given token and of the `top` best, under the model: nothing processed."""
         ...
 
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:

@@ -61,6 +61,7 @@ class Prompts(Generic[Hidden]):
             state.has_snapshot = state.hit_tokens == 0
             state.loaded.clear()
             lead.copies = WindowCopies(copies_kept(self._replay_length))
+        state.prompt_logprobs.clear()
         lead.frontier = self.plan(state).run_start
         state.phase = Phase.PREFILL
 

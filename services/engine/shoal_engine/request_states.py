@@ -13,6 +13,8 @@ from shoal_engine.model_port import ModelShape
 from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest
 from shoal_engine.sequence import RequestState, Sequence
 
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Log-probabilities of one prompt that are reported: they travel in one message."""
 _PREFILL_RULE = StopRule(stop_ids=frozenset(), min_tokens=0, max_tokens=1)
 """Of a request without output: blocks for the prompt, none for the one token that would get no KV anyway."""
 
@@ -38,6 +40,10 @@ def new_state(
     rule = StopRule.of(request.params, eos_id=shape.eos_id, room=max_context - length)
     check_token_ids("params.stop_token_ids", sorted(request.params.stop_token_ids), shape.vocab_size)
     check_token_ids("params.logit_bias", sorted(request.params.logit_bias), shape.vocab_size)
+    for i, word in enumerate(request.params.bad_words):
+        check_token_ids(f"params.bad_words[{i}]", word, shape.vocab_size)
+    check_token_ids("params.forced_ids", request.params.forced_ids, shape.vocab_size)
+    _check_forced_stops(request.params.forced_ids, rule)
     sequences = [_sequence(i, choice, rule, shape) for i, choice in enumerate(request.choices)]
     check_capacity(length, request.choices, rule, shape.block_count, shape.slot_count)
     return RequestState(
@@ -47,6 +53,25 @@ def new_state(
         seeds=tuple(choice_seed(request.seed, i) for i in range(len(sequences))),
         rule=rule,
     )
+
+
+def check_prompt_logprobs(state: RequestState, replay_length: int) -> None:
+    """Only rows of the decoder half have logits: of a prompt, the last `replay_length`. Raises InvalidArgument."""
+    best = state.prompt_logprobs_wanted
+    if best is None:
+        return
+    if state.prompt_length > replay_length:
+        raise InvalidArgument.at(
+            "params.prompt_logprobs",
+            f"the last {replay_length} tokens of a prompt have logits here, this one has {state.prompt_length}",
+            reason="PROMPT_LOGPROBS_NEED_FULL_REPLAY",
+        )
+    if state.prompt_length * (1 + best) > MAX_PROMPT_LOGPROBS:
+        raise InvalidArgument.at(
+            "params.prompt_logprobs",
+            f"{state.prompt_length} tokens with {best} each are more than {MAX_PROMPT_LOGPROBS} values",
+            reason="PROMPT_LOGPROBS_TOO_MANY",
+        )
 
 
 def entries_of_ended(state: RequestState) -> list[TokenEntry]:
@@ -80,3 +105,11 @@ def _sequence(index: int, choice: ChoiceStart, rule: StopRule, shape: ModelShape
         if reason is not None:
             sequence.end(reason)
     return sequence
+
+
+def _check_forced_stops(forced_ids: tuple[int, ...], rule: StopRule) -> None:
+    for i, token in enumerate(forced_ids[: rule.min_tokens]):
+        if token in rule.stop_ids:
+            raise InvalidArgument.at(
+                f"params.forced_ids[{i}]", f"token {token} ends the choice before min_tokens ({rule.min_tokens})"
+            )

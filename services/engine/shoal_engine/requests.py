@@ -10,12 +10,12 @@ from numbers import Integral, Real
 import numpy as np
 from numpy.typing import NDArray
 from shoal_common.errors import InvalidArgument
+from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_FORCED_IDS, MAX_TOP_LOGPROBS
 
 from shoal_engine.constraint import Constraint
 
 TokenIds = NDArray[np.int64]
 
-MAX_TOP_LOGPROBS = 20
 GREEDY_BELOW = 1e-5
 """The likeliest token is taken at temperatures below this, as in `shoal_kernels.ops.sampling`."""
 MAX_SEED = 2**64 - 1
@@ -27,6 +27,8 @@ class SamplingSpec:
 
     max_tokens None means as many as the context has room for. top_logprobs None reports none, 0 the emitted token's;
     prompt_logprobs likewise, for the prompt.
+    bad_words    token sequences that the output never contains, 1 to 32 tokens each, at most 128
+    forced_ids   what the output begins with; no bad word is among them
     raises   InvalidArgument naming the field
     """
 
@@ -69,8 +71,34 @@ class SamplingSpec:
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _within("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above_low=True)
-        if self.top_logprobs is not None:
-            _within("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS, whole=True)
+        for name, count in (("top_logprobs", self.top_logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _within(name, count, 0, MAX_TOP_LOGPROBS, whole=True)
+        self._check_sequences()
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether what stands in the output, or in the prompt, changes the logits."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    def _check_sequences(self) -> None:
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidArgument.at("bad_words", f"must be at most {MAX_BAD_WORDS}, got {len(self.bad_words)}")
+        for i, word in enumerate(self.bad_words):
+            if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+                raise InvalidArgument.at(
+                    f"bad_words[{i}]", f"must have 1 to {MAX_BAD_WORD_TOKENS} tokens, got {len(word)}"
+                )
+        if len(self.forced_ids) > MAX_FORCED_IDS:
+            raise InvalidArgument.at("forced_ids", f"must be at most {MAX_FORCED_IDS}, got {len(self.forced_ids)}")
+        sequences = {f"bad_words[{i}]": word for i, word in enumerate(self.bad_words)} | {"forced_ids": self.forced_ids}
+        for name, ids in sequences.items():
+            for token in ids:
+                _number(name, token, whole=True)
+        for i, word in enumerate(self.bad_words):
+            for end in range(len(word), len(self.forced_ids) + 1):
+                if self.forced_ids[end - len(word) : end] == word:
+                    raise InvalidArgument.at(f"bad_words[{i}]", f"is forced at output index {end - len(word)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

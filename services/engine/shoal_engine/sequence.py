@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
+from shoal_common.draft_counts import DraftCounts
 
 from shoal_engine.acceptance import StopRule
 from shoal_engine.block_pool import BLOCK_TOKENS
-from shoal_engine.events import ChoiceEnd, EngineUsage, FinishReason
+from shoal_engine.events import ChoiceEnd, EngineUsage, FinishReason, PositionLogprobs
 from shoal_engine.logical_rows import RowKind
 from shoal_engine.replay import PromptRun
 from shoal_engine.requests import GenerationRequest, PrefillRequest, TokenIds
 from shoal_engine.snapshots import WindowCopies
+from shoal_engine.token_history import TokenHistory
 
 LOOKBACK = 3
 """Token ids before a row that Engram looks at."""
@@ -47,9 +49,11 @@ class Sequence:
 
     index: int
     output: list[int] = field(default_factory=list)
+    history: TokenHistory | None = None  # of the output, where penalties need it
     is_done: bool = False
     finish_reason: FinishReason | None = None
     is_paused: bool = False
+    is_stuck: bool = False  # no token may come next: its request fails
     slot: int | None = None
     slot_generation: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -102,9 +106,16 @@ class RequestState:
     exported_blocks: int = 0  # leading prompt blocks that the sink has, or that came from a cache
     exported_snapshots: set[int] = field(default_factory=set)
     has_entry: bool = False  # the sink has had an entry of it
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # of the prompt's rows that have run
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     decode_steps: int = 0
+
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        """How many of the best per prompt position are still to be reported, see `SamplingSpec.prompt_logprobs`."""
+        if isinstance(self.request, PrefillRequest) or self.sequences[0].output or self.sequences[0].is_done:
+            return None
+        return self.request.params.prompt_logprobs
 
     @property
     def prompt(self) -> TokenIds:
@@ -165,7 +176,10 @@ class RequestState:
             prompt_tokens=self.prompt_length,
             output_tokens=sum(len(s.output) for s in self.sequences),
             cached_tokens=self.cached_tokens,
-            draft_tokens=self.draft_tokens,
-            accepted_draft_tokens=self.accepted_tokens,
+            draft_tokens=sum(self.drafts.verified),
+            accepted_draft_tokens=sum(self.drafts.accepted),
             decode_steps=self.decode_steps,
+            drafted_by_position=tuple(self.drafts.drafted),
+            verified_by_position=tuple(self.drafts.verified),
+            accepted_by_position=tuple(self.drafts.accepted),
         )

@@ -13,12 +13,14 @@ from typing import Generic
 
 from shoal_model.segment import Segment
 
-from shoal_engine.acceptance import Accepted, accept
+from shoal_engine.acceptance import accept
 from shoal_engine.events import FinishReason, PositionLogprobs, TokenEntry
 from shoal_engine.model_port import DraftStart, Hidden, Sampled, StepModel, TokenContext
 from shoal_engine.planner import VerifiedRound
 from shoal_engine.requests import GenerationRequest
+from shoal_engine.row_rules import banned_ids
 from shoal_engine.sequence import RequestState, Sequence
+from shoal_engine.token_history import TokenHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,22 @@ def context_of(
         prompt=request.prompt_ids,
         output=sequence.output,
         assumed=assumed,
-        banned=state.rule.stop_ids if index < state.rule.min_tokens else frozenset(),
+        history=_history(state, sequence) if request.params.has_penalties else None,
+        banned=banned_ids(request.params, state.rule.stop_ids, state.rule.min_tokens, sequence.output, assumed),
     )
+
+
+def _history(state: RequestState, sequence: Sequence) -> TokenHistory:
+    if sequence.history is None:
+        sequence.history = TokenHistory(state.prompt)
+    return sequence.history
+
+
+def chunk_outputs(rows: ChunkRows) -> range:
+    """Rows of a chunk whose hidden rows are wanted: the last of a prompt, or all where the prompt is reported."""
+    if rows.is_prompt and rows.state.prompt_logprobs_wanted is not None:
+        return range(rows.count)
+    return range(rows.count - 1, rows.count) if rows.completes_prompt else range(0)
 
 
 class Stepper(Generic[Hidden]):
@@ -85,13 +101,16 @@ class Stepper(Generic[Hidden]):
         self._rounds: list[VerifiedRound] = []
 
     def forward(self, decodes: SequenceOf[DecodeRows], chunks: SequenceOf[ChunkRows]) -> Hidden:
-        """Run the rows. Hidden rows: 1 + width of every decode, then one of every chunk that completes a prompt."""
+        """Run the rows. Hidden rows: 1 + width of every decode, then `chunk_outputs` of every chunk."""
         segments = [self._decode_segment(rows) for rows in decodes]
         segments += [self._chunk_segment(rows) for rows in chunks]
         return self._model.forward(segments)
 
-    def verify(self, decodes: SequenceOf[DecodeRows], hidden: Hidden) -> Iterator[tuple[DecodeRows, TokenEntry]]:
-        """Sample after every decode row, accept drafts, move outputs and frontiers; the new tokens of each choice."""
+    def verify(self, decodes: SequenceOf[DecodeRows], hidden: Hidden) -> Iterator[tuple[DecodeRows, TokenEntry | None]]:
+        """Sample after every decode row, accept drafts, move outputs and frontiers; the new tokens of each choice.
+
+        A choice that cannot go on is marked `is_stuck`; None where it has no new tokens either.
+        """
         contexts = [
             context_of(rows.state, rows.sequence, rows.sequence.drafts[:ahead], ahead=ahead)
             for rows in decodes
@@ -111,15 +130,32 @@ class Stepper(Generic[Hidden]):
         rounds, self._rounds = self._rounds, []
         return rounds
 
-    def first_tokens(self, start: FirstRow[Hidden], fresh: SequenceOf[Sequence]) -> list[tuple[Sequence, TokenEntry]]:
-        """Sample output index 0 of every choice that has no output yet."""
+    def report_prompt(self, rows: ChunkRows, hidden: Hidden, first_row: int) -> None:
+        """Keep the log-probabilities of the prompt tokens that follow the rows of a chunk; before it is counted."""
+        state, start = rows.state, rows.sequence.frontier
+        best = state.prompt_logprobs_wanted
+        if best is None or not rows.is_prompt:
+            return
+        following = state.prompt[start + 1 : start + 1 + rows.count].tolist()
+        if following:
+            places = range(first_row, first_row + len(following))
+            state.prompt_logprobs += self._model.logprobs(hidden, places, following, best)
+
+    def first_tokens(
+        self, start: FirstRow[Hidden], fresh: SequenceOf[Sequence]
+    ) -> list[tuple[Sequence, TokenEntry | None]]:
+        """Sample output index 0 of every choice that has no output yet; None and `is_stuck` where none may come."""
         if not fresh:
             return []
         state = start.state
         contexts = [context_of(state, sequence) for sequence in fresh]
         sampled = self._model.sample(start.hidden, [start.row] * len(fresh), contexts)
-        entries = []
+        entries: list[tuple[Sequence, TokenEntry | None]] = []
         for sequence, token in zip(fresh, sampled, strict=True):
+            if token.is_stuck:
+                sequence.is_stuck = True
+                entries.append((sequence, None))
+                continue
             outcome = accept((), [token.token_id], 0, state.rule)
             sequence.output.append(token.token_id)
             entries.append((sequence, self._entry(state, sequence, [token], 0, outcome.finish_reason)))
@@ -174,22 +210,30 @@ class Stepper(Generic[Hidden]):
             entry_start=run.entry_start if run else 0,
             decoder_start=decoder_start if decoder_start < end else None,
             decoder_window_start=run.decoder_start if run else sequence.decoder_window_start,
-            outputs=(rows.count - 1,) if rows.completes_prompt else (),
+            outputs=chunk_outputs(rows),
         )
 
-    def _apply(self, rows: DecodeRows, sampled: SequenceOf[Sampled]) -> TokenEntry:
+    def _apply(self, rows: DecodeRows, sampled: SequenceOf[Sampled]) -> TokenEntry | None:
         sequence, state = rows.sequence, rows.state
         tokens = [token.token_id for token in sampled]
         outcome = accept(sequence.drafts[: rows.width], tokens, len(sequence.output), state.rule)
-        right = next((i for i in range(rows.width) if sequence.drafts[i] != tokens[i]), rows.width)
-        self._rounds.append(VerifiedRound(rows.plan_index, rows.width, right))
+        stuck = [i for i, token in enumerate(sampled[: outcome.emitted]) if token.is_stuck]
+        if stuck:
+            # Rows behind an output that never comes do not count, stuck or not.
+            outcome, sequence.is_stuck = outcome.below(stuck[0]), True
+        else:
+            right = next((i for i in range(rows.width) if sequence.drafts[i] != tokens[i]), rows.width)
+            self._rounds.append(VerifiedRound(rows.plan_index, rows.width, right))
         index, old = len(sequence.output), sequence.frontier
         sequence.output += tokens[: outcome.emitted]
         sequence.frontier += outcome.frontier
         drafted = len(sequence.drafts)
         sequence.drop_drafts()
         self._on_frontier(state, sequence, old)
-        self._count(state, rows.width, outcome)
+        state.drafts.add(drafted, rows.width, outcome.accepted)
+        state.decode_steps += 1
+        if not outcome.emitted:
+            return None
         return self._entry(
             state,
             sequence,
@@ -200,11 +244,6 @@ class Stepper(Generic[Hidden]):
             verified=rows.width,
             accepted=outcome.accepted,
         )
-
-    def _count(self, state: RequestState, width: int, outcome: Accepted) -> None:
-        state.draft_tokens += width
-        state.accepted_tokens += outcome.accepted
-        state.decode_steps += 1
 
     def _entry(
         self,
@@ -221,6 +260,9 @@ class Stepper(Generic[Hidden]):
         logprobs: tuple[PositionLogprobs, ...] = tuple(s.logprobs for s in sampled if s.logprobs is not None)
         cached = None if state.has_entry else state.cached_tokens
         state.has_entry = True
+        of_prompt: tuple[PositionLogprobs, ...] = ()
+        if output_index == 0 and sequence.index == 0:
+            of_prompt, state.prompt_logprobs = tuple(state.prompt_logprobs), []
         return TokenEntry(
             request_id=state.request.request_id,
             attempt=state.request.attempt,
@@ -231,6 +273,7 @@ class Stepper(Generic[Hidden]):
             drafted=drafted,
             verified=verified,
             accepted=accepted,
+            prompt_logprobs=of_prompt,
             finish_reason=reason,
             cached_tokens=cached,
         )

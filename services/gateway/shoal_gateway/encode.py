@@ -20,6 +20,7 @@ from deepseek_recipe import (
 from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import InvalidArgument
 
+from shoal_gateway.bad_words import add_bad_words
 from shoal_gateway.chat_fields import ChatFields, read_chat_fields, recipe_body
 from shoal_gateway.sampling import chat_params, fit_context
 from shoal_gateway.served_model import ServedModel
@@ -44,6 +45,8 @@ class Prepared:
     user_id: str
     output: OutputRecipe | None
     """None where only tokens are wanted."""
+    is_exact: bool = False
+    """Fails rather than being answered by, or going on with, other numerics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +122,14 @@ class Encoder:
             max_tokens=self._max_tokens(converted, fields, len(ids)),
             seed=self._draw_seed() if fields.seed is None else fields.seed,
         )
+        add_bad_words(params, fields.bad_words, self.tokenizer)
         request = Prepared(
             prompt_ids=ids,
             params=params,
             choice_count=fields.choice_count,
             user_id=fields.user_id,
             output=conversation.output(self.model.eos_id, fields.stop_token_ids),
+            is_exact=fields.is_exact,
         )
         return PreparedChat(
             request=request, model=fields.model, is_stream=fields.is_stream, include_usage=fields.include_usage

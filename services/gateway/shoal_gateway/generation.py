@@ -67,12 +67,15 @@ def prepare_now(generation: generation_pb2.Generation, encoder: Encoder) -> Prep
         raise InvalidArgument.at("generation.sampling.min_tokens", f"must be at most max_tokens, {params.max_tokens}")
     if not params.HasField("seed"):
         params.seed = encoder.new_seed()
+    if generation.determinism not in sampling_pb2.Determinism.values():
+        raise InvalidArgument.at("generation.determinism", f"is unknown, got {generation.determinism}")
     request = Prepared(
         prompt_ids=ids,
         params=params,
         choice_count=choice_count,
         user_id=generation.user_id,
         output=output if has_text else None,
+        is_exact=generation.determinism == sampling_pb2.DETERMINISM_EXACT,
     )
     return PreparedGeneration(
         request=request, model=generation.model or model.name, has_text=has_text, has_tokens=has_tokens

@@ -17,6 +17,8 @@ MAX_LOSSES = 8
 MAX_INTERNAL_ERRORS = 2
 _RETRY_AFTER_S = 2.0
 _CALLERS_FAULT = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "UNIMPLEMENTED"})
+_LASTING = frozenset({"NOT_DETERMINISTIC"})
+"""What another worker may do, but which waiting does not change."""
 _BROKEN = scheduler_service_pb2.LOST_CAUSE_BROKEN
 _CAUSES = {
     "MOVED": scheduler_service_pb2.LOST_CAUSE_MOVED,
@@ -79,6 +81,10 @@ class Session:
         self._losses = 0
         self._internal_errors = 0
 
+    def keeps_exact(self, numerics_id: str) -> bool:
+        """Whether an answer placed there goes on with the bits that it began with."""
+        return not self.journal.has_output or self.numerics_id in ("", numerics_id)
+
     @property
     def is_running(self) -> bool:
         """A worker holds the request, as far as we know."""
@@ -88,8 +94,7 @@ class Session:
         """A placement came. Returns the number of the attempt to open, None if nothing waits for one."""
         if self.phase is not Phase.WAITING:
             return None
-        if self.journal.has_output and self.numerics_id not in ("", numerics_id):
-            self.is_exact = False
+        self.is_exact = self.is_exact and self.keeps_exact(numerics_id)
         self.numerics_id = numerics_id
         self.phase = Phase.OPENING
         self.attempt += 1
@@ -128,6 +133,8 @@ class Session:
             return Failed(error=error)
         if self.phase is Phase.OPENING:
             self._refusals += 1
+            if self._refusals > MAX_REFUSALS and error.reason in _LASTING:
+                return Failed(error=error)
             if self._refusals > MAX_REFUSALS:
                 return Failed(
                     error=NoCapacity(

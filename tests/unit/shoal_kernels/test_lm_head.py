@@ -88,7 +88,7 @@ def test_a_plain_row_has_neither_filters_nor_edits() -> None:
     assert RowSampling(temperature=0.0, top_p=0.1).is_plain
     assert not RowSampling(top_k=3).is_plain
     assert not RowSampling(presence_penalty=0.1).is_plain
-    assert not RowSampling(temperature=0.0, allowed=torch.ones(4, dtype=torch.bool)).is_plain
+    assert not RowSampling(temperature=0.0, allowed=torch.ones(1, dtype=torch.int32)).is_plain
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

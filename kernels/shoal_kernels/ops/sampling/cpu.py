@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal_kernels.arith_nb import INF, ZERO, exp, power_of_two, tree_sum
+from shoal_kernels.arith_nb import INF, ZERO, exp, log, power_of_two, tree_sum
 from shoal_kernels.jit import bits_of, float_of, inline, kernel
 from shoal_kernels.ops.sampling import noise
+from shoal_kernels.ops.sampling.edit_cpu import edit_logits
+
+__all__ = ["coupled_argmax", "edit_logits", "filter_logits", "logprobs"]
 
 _MULTIPLIER_0, _MULTIPLIER_1 = np.int64(noise.MULTIPLIER_0), np.int64(noise.MULTIPLIER_1)
 _WEYL_0, _WEYL_1, _MASK = np.int64(noise.WEYL_0), np.int64(noise.WEYL_1), np.int64(noise.MASK_32)
@@ -241,3 +244,28 @@ def coupled_margins(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tens
         margins.numpy(),
     )
     return margins
+
+
+@kernel("void(f4[:, ::1], f4[:, ::1])")
+def _logprobs(z: Any, out: Any) -> None:
+    rows, vocab = z.shape
+    scratch = np.empty(power_of_two(vocab), np.float32)
+    for r in range(rows):
+        row, target = z[r], out[r]
+        largest = -INF
+        for v in range(vocab):
+            largest = row[v] if row[v] > largest else largest
+        for v in range(vocab):
+            shifted = row[v] - largest
+            target[v] = shifted
+            scratch[v] = exp(shifted)
+        total = log(tree_sum(scratch, vocab))
+        for v in range(vocab):
+            target[v] = target[v] - total
+
+
+def logprobs(z: Tensor) -> Tensor:
+    """z [R, V] -> log-softmax [R, V]."""
+    out = torch.empty(z.shape)
+    _logprobs(z.contiguous().numpy(), out.numpy())
+    return out

@@ -14,7 +14,9 @@ from shoal_gateway.encode import Encoder, PreparedChat
 from shoal_gateway.http.chat_chunks import DONE, KEEP_ALIVE, ChunkWriter, WholeAnswer, error_event, usage_object
 from shoal_gateway.http.errors import error_body
 from shoal_gateway.http.exchange import Exchange
+from shoal_gateway.http.positions import position_objects
 from shoal_gateway.metrics import GatewayMetrics
+from shoal_gateway.output_reader import ChoiceOutput
 from shoal_gateway.sampling import applied
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class ChatCompletions:
 
     async def _whole(self, exchange: Exchange, answer: Answer, shape: _Shape, began_s: float) -> None:
         whole = WholeAnswer(answer.prepared.choice_count)
+        reported: dict[str, Any] = {}
         is_first = True
         while not answer.is_finished:
             for output in await answer.read(self._keep_alive_s):
@@ -58,6 +61,7 @@ class ChatCompletions:
                     self._metrics.ttft.observe(time.perf_counter() - began_s)
                     is_first = False
                 whole.add(output.choice_index, output.chunks)
+                reported |= self._prompt_report(output)
         await exchange.respond(
             200,
             whole.body(
@@ -65,7 +69,7 @@ class ChatCompletions:
                 model=shape.model,
                 created_s=shape.created_s,
                 usage=shape.usage(answer),
-                extension=shape.extension,
+                extension={**shape.extension, **reported},
             ),
             [(b"content-type", b"application/json"), (b"x-request-id", answer.request_id.encode())],
         )
@@ -86,6 +90,9 @@ class ChatCompletions:
                 if not exchange.has_begun and (outputs or is_silent):
                     # Not before there is something to say: an error until then has a status of its own.
                     await exchange.begin_events([(b"x-request-id", answer.request_id.encode())])
+                for output in outputs:
+                    if report := self._prompt_report(output):
+                        writer.extend(report)
                 events = b"".join(writer.chunks(output.choice_index, output.chunks) for output in outputs)
                 if outputs and is_first:
                     self._metrics.ttft.observe(time.perf_counter() - began_s)
@@ -112,6 +119,12 @@ class ChatCompletions:
                 raise
             logger.error("unexpected error in a stream", extra={"request_id": answer.request_id}, exc_info=error)
             await exchange.write(error_event(error_body(Internal("unexpected error"))), is_last=True)
+
+    def _prompt_report(self, output: ChoiceOutput) -> dict[str, Any]:
+        """What the extension says of the prompt's tokens, once."""
+        if not output.prompt_logprobs:
+            return {}
+        return {"prompt_logprobs": position_objects(output.prompt_logprobs, self._encoder.tokenizer)}
 
 
 class _Shape:
