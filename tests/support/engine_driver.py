@@ -17,6 +17,7 @@ from shoal_engine.logical_rows import LogicalRows
 from shoal_engine.model_port import StepModel
 from shoal_engine.planner import FixedWidth, PlannerStats, StepTimes, VerifiedRound, WidthPlanner, WidthView
 from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest, SamplingSpec
+from shoal_engine.verify import CostModel, CostTable, DraftGate, PlannedWidth
 
 MAX_STEPS = 5000
 STANDARD_GROWTH = Growth()
@@ -94,6 +95,18 @@ class RandomWidths:
 
     def stats(self) -> PlannerStats:
         return PlannerStats()
+
+
+def planned(*, row_s: float = 1e-4, draft_s: float = 1e-4, is_delayed: bool = False) -> PlannedWidth:
+    """A planner on a machine whose steps cost 1 ms, and so much per row and per draft pass."""
+    table = CostTable(
+        rows=(1, 1024),
+        step_s=(1e-3 + row_s, 1e-3 + 1024 * row_s),
+        choices=(1, 64),
+        sampler_s=(0.0, 0.0),
+        draft_s=(draft_s, draft_s),
+    )
+    return PlannedWidth(5, CostModel(table, 1024), is_delayed=is_delayed, gate=DraftGate(probe_steps=4))
 
 
 class Driver:
