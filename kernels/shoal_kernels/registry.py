@@ -136,9 +136,14 @@ def resolve(op: str, device_type: str, precision: Precision, backend: str | None
 
 
 def backends(device_type: str, precision: Precision) -> dict[str, str]:
-    """Which backend serves each operation here, by name of the operation. Raises BackendUnavailable."""
+    """Which backend serves each operation here, by name of the operation. Raises BackendUnavailable.
+
+    What runs on the host alone (the margins that a planner reads) decides no bits of an accelerator and is left out.
+    """
     found = {}
     for op, entries in IMPLEMENTATIONS.items():
+        if not any(entry.serves(device_type, precision) for entry in entries):
+            continue
         kernel = resolve(op, device_type, precision)
         found[op] = next(entry.backend for entry in entries if _names(entry, kernel))
     return found

@@ -1,6 +1,9 @@
-"""The disk tier against the disk itself: plain O_DIRECT reads and writes of the same bytes, in turn with it.
+"""The disk tier against the disk itself: plain O_DIRECT reads and writes of as many bytes, in turn with it.
 
-Nothing is read from the page cache: both sides open with O_DIRECT, and what was cached by other means is dropped first.
+Plainly the disk is asked in several ways (size of a piece, pieces at a time), each byte from and to a place of its own;
+the best of them is what counts. The tier does what a node does: its payloads lie one after the other in an arena of the
+size of a turn, written back in calls of 32 MiB one after the other, and read back into it in calls of 16 MiB, four at a
+time. Ways that use one piece of memory over and over are told beside that.
 """
 
 from __future__ import annotations
@@ -8,159 +11,197 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import random
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import xxhash
-from bench.harness import Bar, finish
+from bench.harness import Bar, finish, percentile
+from bench.kv_ssd_direct import ONE_PIECE_WAYS, WAYS, PlainFile, Way, drop_cache, pages
 from shoal_kv_cache.core.entries import Entry, Form, Group, Key, Kind
 from shoal_kv_cache.tiers.ssd import Fsync, Read, SsdTier
 
 BLOCK = Form(128, (128, 890), "uint8", 113_920)
 SNAPSHOT = Form(128, (20, 128, 528), "uint8", 1_351_680)
-PAGE = 4096
-PIECE = 4 << 20
-GROUP_BLOCKS = 64
-GROUPS = 52
-SLICE = 13
-ROUNDS = 3
+SEGMENT_BLOCKS = 64
+SEGMENTS_A_TURN = 12
+TURNS = 12
+WRITE_CALL, READ_CALL = 32 << 20, 16 << 20
+READ_CALLS = 4
+BLOCK_WAY = Way(pages(BLOCK.size_bytes), 1)
 # Where the disk is; /tmp may be memory.
 FOLDER = os.environ.get("BENCH_FOLDER", "build/bench")
 
 Item = tuple[Entry, memoryview]
+Turn = Callable[[], object]
 
 
-def groups_of_items(round_index: int) -> list[list[Item]]:
-    """Chain segments of 64 blocks, and a snapshot at the end of each."""
-    group = Group("bench", "bench", bytes(32))
-    source = memoryview(os.urandom(SNAPSHOT.size_bytes + 1024))
-    made = []
-    for index in range(GROUPS):
-        items = []
-        for block in range(GROUP_BLOCKS + 1):
-            form, kind = (BLOCK, Kind.BLOCK) if block < GROUP_BLOCKS else (SNAPSHOT, Kind.SNAPSHOT)
-            payload = source[(index + block) % 1024 :][: form.size_bytes]
-            digest = xxhash.xxh3_128_digest(f"{round_index}.{index}.{block}".encode()) * 2
-            place = min(block + 1, GROUP_BLOCKS) * 128
-            items.append(
-                (Entry(Key(kind, digest), group, digest, place, form, xxhash.xxh3_64_intdigest(payload)), payload)
-            )
-        made.append(items)
-    return made
+class Arena:
+    """Payloads of one turn in memory: chain segments of 64 blocks, each with a snapshot at its end."""
+
+    def __init__(self) -> None:
+        segment = [(BLOCK, Kind.BLOCK)] * SEGMENT_BLOCKS + [(SNAPSHOT, Kind.SNAPSHOT)]
+        self._forms = segment * SEGMENTS_A_TURN
+        self.size_bytes = sum(form.size_bytes for form, _ in self._forms)
+        self.page_bytes = sum(pages(form.size_bytes) for form, _ in self._forms)
+        memory = mmap.mmap(-1, self.size_bytes)
+        np.frombuffer(memory, np.uint8)[:] = np.random.default_rng(1).integers(0, 256, self.size_bytes, np.uint8)
+        self.views: list[memoryview] = []
+        begin = 0
+        for form, _ in self._forms:
+            self.views.append(memoryview(memory)[begin : begin + form.size_bytes])
+            begin += form.size_bytes
+        self.pages = mmap.mmap(-1, self.page_bytes)
+        np.frombuffer(self.pages, np.uint8)[: self.size_bytes] = np.frombuffer(memory, np.uint8)
+        self._checksums = [xxhash.xxh3_64_intdigest(view) for view in self.views]
+        self._group = Group("bench", "bench", bytes(32))
+
+    def items(self, turn: int) -> list[Item]:
+        """The payloads under other names each turn."""
+        made = []
+        for index, ((form, kind), view, checksum) in enumerate(
+            zip(self._forms, self.views, self._checksums, strict=True)
+        ):
+            digest = xxhash.xxh3_128_digest(f"{turn}.{index}".encode()) * 2
+            place = min(index % (SEGMENT_BLOCKS + 1) + 1, SEGMENT_BLOCKS) * 128
+            made.append((Entry(Key(kind, digest), self._group, digest, place, form, checksum), view))
+        return made
 
 
-class PlainFile:
-    """What the disk does when asked plainly."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
-        self._piece = mmap.mmap(-1, PIECE)
-        self._piece[:] = os.urandom(PIECE)
-        self._end = 0
-
-    def append(self, size_bytes: int, sync_every: int) -> None:
-        """Appends in pieces; durable after each `sync_every` bytes, if that is not 0."""
-        since = 0
-        for offset in range(0, size_bytes, PIECE):
-            size = pages(min(PIECE, size_bytes - offset))
-            os.pwritev(self._descriptor, [memoryview(self._piece)[:size]], self._end)
-            self._end += size
-            since += size
-            if sync_every and since >= sync_every:
-                os.fdatasync(self._descriptor)
-                since = 0
-
-    def sync(self) -> None:
-        """Makes it durable."""
-        os.fdatasync(self._descriptor)
-
-    def read(self, extents: Sequence[tuple[int, int]], threads: int) -> None:
-        """Reads (offset, size) extents."""
-
-        def some(first: int) -> None:
-            into = mmap.mmap(-1, max(size for _, size in extents))
-            for offset, size in extents[first::threads]:
-                os.preadv(self._descriptor, [memoryview(into)[:size]], offset)
-
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(some, range(threads)))
-
-    def close(self) -> None:
-        """Closes it."""
-        os.close(self._descriptor)
-
-
-def pages(size_bytes: int) -> int:
-    """Bytes in whole pages."""
-    return -(-size_bytes // PAGE) * PAGE
+def calls(sizes: Sequence[int], call_bytes: int) -> list[slice]:
+    """Runs of at most so many bytes."""
+    found, begin, size_bytes = [], 0, 0
+    for index, size in enumerate(sizes):
+        if size_bytes + size > call_bytes:
+            found.append(slice(begin, index))
+            begin, size_bytes = index, 0
+        size_bytes += size
+    return [*found, slice(begin, len(sizes))]
 
 
 class Contest:
-    """Contenders do the same amount in small turns, so that what else the machine does slows all of them alike."""
+    """Contenders do the same amount in turns in a random order, so that what else the machine does is fair to all."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._bytes: dict[str, int] = {}
-        self._turn = 0
+        self.rates: dict[str, list[float]] = {}
+        self._rng = random.Random(1)
 
-    def take(self, turns: dict[str, tuple[int, Callable[[], object]]]) -> None:
-        """One turn of each: name, bytes and work; who begins changes."""
-        names = list(turns)
-        first = self._turn % len(names)
-        self._turn += 1
-        for name in names[first:] + names[:first]:
-            size_bytes, work = turns[name]
+    def take(self, size_bytes: int, turns: Mapping[str, Turn]) -> None:
+        """One turn of each."""
+        for name in self._rng.sample(sorted(turns), len(turns)):
             started = time.perf_counter()
-            work()
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
-            self._bytes[name] = self._bytes.get(name, 0) + size_bytes
+            turns[name]()
+            self.rates.setdefault(name, []).append(size_bytes / (time.perf_counter() - started))
 
-    def rates(self) -> dict[str, float]:
-        """Bytes per second of each."""
-        return {name: self._bytes[name] / seconds for name, seconds in self._seconds.items()}
+    def best(self, ways: Sequence[Way]) -> str:
+        """The way of asking the disk plainly that is fastest in most turns."""
+        return max(map(str, ways), key=lambda name: statistics.median(self.rates[name]))
+
+    def ratios(self, ways: Sequence[Way]) -> list[float]:
+        """The tier's rate by that of the best way, turn by turn."""
+        return [tier / plain for tier, plain in zip(self.rates["tier"], self.rates[self.best(ways)], strict=True)]
+
+    def figures(self, ways: Sequence[Way], one_piece_ways: Sequence[Way]) -> dict[str, object]:
+        """What is worth keeping."""
+        ratios = self.ratios(ways)
+        return {
+            "gb_per_s": {name: statistics.median(rates) / 1e9 for name, rates in self.rates.items()},
+            "best": self.best(ways),
+            "ratio_p10_p90": [percentile(ratios, 0.1), percentile(ratios, 0.9)],
+            "of_one_piece": statistics.median(self.ratios(one_piece_ways)),
+        }
 
 
-def drop_cache(folder: Path) -> None:
-    """Nothing of the folder stays in the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
+def settle() -> None:
+    """A node's heap is not collected each time."""
+    gc.collect()
+    gc.freeze()
 
 
-def write_contest(folder: Path, fsync: Fsync, round_index: int, contest: Contest) -> None:
-    """The tier against the plain file, a slice of groups at a time. Both are durable at the end of each round."""
-    groups = groups_of_items(round_index)
-    tier = SsdTier(folder / "tier", capacity_bytes=8 << 30, fsync=fsync)
+def write_contest(folder: Path, arena: Arena, fsync: Fsync) -> Contest:
+    """Bytes appended per second; under ALWAYS each call of both is durable when it returns."""
+    tier = SsdTier(folder / "tier", capacity_bytes=16 << 30, fsync=fsync)
     list(tier.recover())
-    plain = PlainFile(folder / "plain")
-    # Two at a time, as the node's write-back does: one is copied while the other is written.
-    with ThreadPoolExecutor(2) as pool:
-        for begin in range(0, len(groups), SLICE):
-            some = groups[begin : begin + SLICE]
-            size_bytes = sum(entry.size_bytes for items in some for entry, _ in items)
-            sync_every = size_bytes // SLICE if fsync is Fsync.ALWAYS else 0
-            turns: dict[str, tuple[int, Callable[[], object]]] = {
-                "tier": (size_bytes, lambda some=some: list(pool.map(tier.append, some))),  # type: ignore[misc]
-                "plain": (size_bytes, lambda size=size_bytes, every=sync_every: plain.append(size, every)),  # type: ignore[misc]
-            }
-            if begin < SLICE:
-                # Buffers are touched for the first time once in a node's life; its heap is not collected each time.
-                Contest().take(turns)
-                gc.collect()
-                gc.freeze()
-            else:
-                contest.take(turns)
-    if fsync is not Fsync.ALWAYS:
-        contest.take({"tier": (0, tier.sync), "plain": (0, plain.sync)})
+    files = {way: PlainFile(folder / f"plain {way}", arena.pages) for way in WAYS + ONE_PIECE_WAYS}
+    sync_every = WRITE_CALL if fsync is Fsync.ALWAYS else 0
+    cut = calls([len(view) for view in arena.views], WRITE_CALL)
+
+    def write(items: Sequence[Item]) -> None:
+        for some in cut:
+            tier.append(items[some])
+
+    def plainly(way: Way) -> Turn:
+        return lambda: files[way].append(arena.page_bytes, way, sync_every)
+
+    contest = Contest()
+    for turn in range(TURNS + 1):
+        if turn == 1:
+            # The first turn touches every buffer for the first time, as happens once in a node's life.
+            contest = Contest()
+            settle()
+        items = arena.items(turn)
+        contest.take(arena.size_bytes, {"tier": lambda: write(items), **{str(way): plainly(way) for way in files}})  # noqa: B023
+    tier.close()
+    for file in files.values():
+        file.close()
+    remove(folder)
+    return contest
+
+
+def read_contest(folder: Path, arena: Arena) -> tuple[Contest, Contest]:
+    """Bytes read per second in large calls, and one block at a time."""
+    tier = SsdTier(folder / "tier", capacity_bytes=16 << 30, fsync=Fsync.NEVER)
+    list(tier.recover())
+    plain = PlainFile(folder / "plain", arena.pages)
+    cut = calls([len(view) for view in arena.views], READ_CALL)
+    reads: list[list[list[Read]]] = []
+    for turn in range(4):
+        items = arena.items(turn)
+        made = [
+            Read(at, entry.size_bytes, entry.checksum, (view,))
+            for (entry, view), at in zip(items, tier.append(items), strict=True)
+        ]
+        reads.append([made[some] for some in cut])
+        plain.append(arena.page_bytes, WAYS[-1])
+    tier.sync()
+    drop_cache(folder)
+    contest, singles = Contest(), Contest()
+    with ThreadPoolExecutor(READ_CALLS) as pool:
+
+        def read(some: Sequence[Sequence[Read]]) -> None:
+            for results in pool.map(tier.read_many, some):
+                assert not any(results)
+
+        def plainly(begin: int, way: Way) -> Turn:
+            return lambda: plain.read(begin, arena.page_bytes, way)
+
+        for turn in range(TURNS + 1):
+            if turn == 1:
+                contest, singles = Contest(), Contest()
+                settle()
+            some = reads[turn % len(reads)]
+            begin = turn % len(reads) * arena.page_bytes
+            contest.take(
+                arena.size_bytes,
+                {"tier": lambda: read(some), **{str(way): plainly(begin, way) for way in WAYS + ONE_PIECE_WAYS}},  # noqa: B023
+            )
+            singles.take(
+                SEGMENT_BLOCKS * BLOCK.size_bytes,
+                {
+                    "tier": lambda: [tier.read_many([one]) for one in some[0][:SEGMENT_BLOCKS]],  # noqa: B023
+                    str(BLOCK_WAY): lambda: plain.read(begin, SEGMENT_BLOCKS * BLOCK_WAY.piece, BLOCK_WAY),  # noqa: B023
+                },
+            )
     tier.close()
     plain.close()
     remove(folder)
+    return contest, singles
 
 
 def remove(folder: Path) -> None:
@@ -169,103 +210,38 @@ def remove(folder: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def read_contest(folder: Path) -> dict[str, float]:
-    """Whole chain segments, and one block at a time; payload bytes per second."""
-    groups = groups_of_items(0)
-    tier = SsdTier(folder / "tier", capacity_bytes=8 << 30, fsync=Fsync.NEVER)
-    list(tier.recover())
-    into = [memoryview(bytearray(entry.size_bytes)) for entry, _ in groups[0]]
-    reads = [
-        [
-            Read(at, entry.size_bytes, entry.checksum, (part,))
-            for (entry, _), at, part in zip(items, tier.append(items), into, strict=True)
-        ]
-        for items in groups
-    ]
-    size_bytes = sum(read.size_bytes for group in reads for read in group)
-    plain = PlainFile(folder / "plain")
-    plain.append(pages(size_bytes), 0)
-    plain.sync()
-    tier.sync()
-    drop_cache(folder)
-    gc.collect()
-    gc.freeze()
-
-    def segments(some: Sequence[Sequence[Read]]) -> None:
-        for group in some:
-            assert not any(tier.read_many(group))
-
-    def one_by_one(some: Sequence[Read]) -> None:
-        for read in some:
-            tier.read_many([read])
-
-    contest, singles = Contest(), Contest()
-    slice_bytes = sum(read.size_bytes for group in reads[:SLICE] for read in group)
-    block_bytes = pages(BLOCK.size_bytes)
-    for _ in range(ROUNDS):
-        for begin in range(0, len(groups), SLICE):
-            some = reads[begin : begin + SLICE]
-            at = begin * slice_bytes // SLICE // PAGE * PAGE
-            whole = [(at + offset, PIECE) for offset in range(0, slice_bytes - PIECE + 1, PIECE)]
-            turns: dict[str, tuple[int, Callable[[], object]]] = {
-                "tier": (slice_bytes, lambda some=some: segments(some))  # type: ignore[misc]
-            }
-            for threads in (1, 2, 4):
-                turns[f"plain_{threads}"] = (
-                    len(whole) * PIECE,
-                    lambda whole=whole, threads=threads: plain.read(whole, threads),  # type: ignore[misc]
-                )
-            contest.take(turns)
-            blocks = some[0][:GROUP_BLOCKS]
-            places = [(at + index * block_bytes, block_bytes) for index in range(len(blocks))]
-            singles.take(
-                {
-                    "tier_block": (len(blocks) * BLOCK.size_bytes, lambda blocks=blocks: one_by_one(blocks)),  # type: ignore[misc]
-                    "plain_block": (len(blocks) * BLOCK.size_bytes, lambda places=places: plain.read(places, 1)),  # type: ignore[misc]
-                }
-            )
-    tier.close()
-    plain.close()
-    remove(folder)
-    return contest.rates() | singles.rates()
-
-
 def measure() -> int:
     """Run all of it and report."""
+    arena = Arena()
     Path(FOLDER).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as name:
         folder = Path(name)
-        reads = read_contest(folder)
-        writes: dict[Fsync, dict[str, float]] = {}
-        for fsync in (Fsync.INTERVAL, Fsync.ALWAYS):
-            contest = Contest()
-            for round_index in range(ROUNDS):
-                write_contest(folder, fsync, round_index, contest)
-            writes[fsync] = contest.rates()
-    best_plain = max(reads["plain_1"], reads["plain_2"], reads["plain_4"])
-    interval, always = writes[Fsync.INTERVAL], writes[Fsync.ALWAYS]
+        reads, singles = read_contest(folder, arena)
+        writes = write_contest(folder, arena, Fsync.INTERVAL)
+        durable = write_contest(folder, arena, Fsync.ALWAYS)
+    contests = {"read": reads, "write": writes, "durable_write": durable}
+    wants = {"read": 0.8, "write": 0.7, "durable_write": 0.7}
     return finish(
         "kv_ssd",
         workload={
-            "groups": GROUPS,
-            "blocks": GROUP_BLOCKS,
+            "turns": TURNS,
+            "turn_bytes": arena.size_bytes,
             "block_bytes": BLOCK.size_bytes,
-            "rounds": ROUNDS,
-            "nice": os.nice(0),
+            "snapshot_bytes": SNAPSHOT.size_bytes,
         },
         bars=[
-            Bar(name=f"{name}_of_direct", value=value, want=want, sense="at least", unit="x")
-            for name, value, want in (
-                ("read", reads["tier"] / best_plain, 0.8),
-                ("write", interval["tier"] / interval["plain"], 0.7),
-                ("durable_write", always["tier"] / always["plain"], 0.7),
+            Bar(
+                name=f"{name}_of_direct",
+                value=statistics.median(contest.ratios(WAYS)),
+                want=wants[name],
+                sense="at least",
+                unit="x",
             )
+            for name, contest in contests.items()
         ],
         figures={
-            "read_gb_per_s": {key: value / 1e9 for key, value in reads.items()},
-            "block_read_of_direct": reads["tier_block"] / reads["plain_block"],
-            "write_gb_per_s": {key: value / 1e9 for key, value in interval.items()},
-            "durable_write_gb_per_s": {key: value / 1e9 for key, value in always.items()},
+            **{name: contest.figures(WAYS, ONE_PIECE_WAYS) for name, contest in contests.items()},
+            "block_read": singles.figures([BLOCK_WAY], [BLOCK_WAY]),
         },
     )
 

@@ -188,3 +188,9 @@ def free_port() -> int:
 def load() -> float:
     """Of this machine, over the last minute."""
     return os.getloadavg()[0]
+
+
+def congestion() -> str:
+    """What sockets of this host use unless they choose."""
+    with socket.socket() as one:
+        return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()

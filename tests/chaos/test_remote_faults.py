@@ -219,6 +219,30 @@ async def test_a_shared_directory_that_hangs_is_bounded_in_time_and_in_threads(
     await store.close()
 
 
+async def test_a_put_to_a_shared_directory_that_was_given_up_does_not_outlive_a_flush(tmp_path: Path) -> None:
+    goes_on, is_writing = threading.Event(), threading.Event()
+
+    class SlowBackend(DirectoryBackend):
+        def _create(self, path: Path) -> int:
+            is_writing.set()
+            goes_on.wait(60)
+            return super()._create(path)
+
+    store = GuardedStore(SlowBackend(tmp_path), max_bytes_in_flight=1 << 30, circuit=Circuit(failures=1000))
+    with pytest.raises(RemoteTimeout):
+        await store.put_many(items(range(3)), timeout_s=0.2)
+    assert is_writing.is_set()
+    await store.delete_groups(timeout_s=10)
+    goes_on.set()
+    await store.put_many(items(range(3, 4)), timeout_s=10)
+    # The threads take their work in order: that of before has ended when eight more have.
+    await asyncio.gather(*(get(store) for _ in range(16)))
+    assert await get(store) == [None, None, None]
+    await store.put_many(items(range(3)), timeout_s=10)
+    assert await get(store) == [item(number)[1] for number in range(3)]
+    await store.close()
+
+
 async def test_a_shared_directory_with_errors_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_remote(f"dir://{tmp_path}")
     await store.put_many(items(range(3)), timeout_s=10)

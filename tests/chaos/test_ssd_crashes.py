@@ -159,7 +159,7 @@ def append_garbage(directory: Path, rng: random.Random) -> None:
             file.write(rng.randbytes(rng.randrange(1, 20_000)))
 
 
-@pytest.mark.parametrize("fsync", ["always", "interval"])
+@pytest.mark.parametrize("fsync", ["always", pytest.param("interval", marks=pytest.mark.long)])
 def test_nothing_acknowledged_is_lost_to_a_killed_process(driver: Driver, tmp_path: Path, fsync: str) -> None:
     assert crash_often(driver, tmp_path, 2 * len(POINTS), seed=1, fsync=fsync) > len(POINTS)
 

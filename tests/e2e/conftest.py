@@ -10,13 +10,15 @@ from shoal_engine import LLM
 from support.collector import Collector, collecting
 from support.mesh import Mesh, mesh
 from support.service_process import service_process
-from support.worker_pair import TINY, WorkerPair, wait_until_ready
+from support.worker_pair import TINY, PairNode, WorkerPair, wait_until_ready
+
+TEXT = "def harbour(lamp, stone):\n    return [river for river in lamp if river not in stone]\n\n\n" * 60
 
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPair]:
     logs = tmp_path_factory.mktemp("pair")
-    with service_process("shoal_kv_cache", log=logs / "kv_cache") as kv_cache:
+    with PairNode(logs) as kv_cache:
         prefill_settings = {
             "SHOAL_PREFILL_WORKER_MODEL": str(TINY),
             "SHOAL_PREFILL_WORKER_STEP_TOKENS": "64",
@@ -34,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPair]:
         ):
             wait_until_ready(prefill, timeout_s=240)
             wait_until_ready(decode, timeout_s=240)
-            yield WorkerPair(decode=decode, prefill=prefill, kv_cache=kv_cache, logs=logs)
+            yield WorkerPair(decode=decode, prefill=prefill, node=kv_cache, logs=logs)
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +66,20 @@ def offline() -> Iterator[LLM]:
     """The same model in this process: the oracle."""
     with LLM(TINY, max_model_len=4096, threads=1) as llm:
         yield llm
+
+
+@pytest.fixture(scope="session")
+def nano() -> Iterator[LLM]:
+    """The model that comes with Shoal, in this process."""
+    with LLM("nano", threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def text(nano: LLM) -> list[int]:
+    """Some Python-like text in nano's tokens."""
+    ids: list[int] = nano.get_tokenizer().encode(TEXT).ids
+    return ids
 
 
 @pytest.fixture

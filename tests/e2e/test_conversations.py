@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from google.protobuf.message import Message
 from shoal_client import Client
 from shoal_engine import LLM
 from shoal_engine.replay import default_replay_length
@@ -16,20 +17,7 @@ from support.mesh import Mesh, mesh
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 BLOCK = 128
-TEXT = "def harbour(lamp, stone):\n    return [river for river in lamp if river not in stone]\n\n\n" * 60
 K = default_replay_length(128, 6)
-
-
-@pytest.fixture(scope="module")
-def nano() -> Iterator[LLM]:
-    with LLM("nano", threads=1) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def text(nano: LLM) -> list[int]:
-    ids: list[int] = nano.get_tokenizer().encode(TEXT).ids
-    return ids
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +69,26 @@ def test_the_third_visitor_of_a_system_prompt_computes_no_block_of_it(
     assert told[0].cached == 0
     assert told[2].cached == system_tokens // BLOCK * BLOCK
     assert [one.tokens for one in told] == ask_offline(nano, questions)
+
+
+def test_another_users_identical_prompt_is_answered_as_if_nobody_had_asked(
+    running: Mesh, client: Client, nano: LLM, text: list[int]
+) -> None:
+    questions = [Question(prompt=tuple(text[:700]), user_id=secrets.token_hex(8), max_tokens=8) for _ in range(2)]
+    answers = []
+    for question in questions:
+        answers.append(client.generate(question.generation()))
+        wait_written(running)
+    assert ask(client, questions[0]).cached > 0
+    assert [one.tail.usage.cached_prompt_tokens for one in answers] == [0, 0]
+    first, second = (set(described(one.tail)) for one in answers)
+    assert first == second
+    assert [one.choices[0].output.tokens.ids for one in answers] == [list(ask_offline(nano, questions)[0][0])] * 2
+
+
+def described(message: Message) -> Iterator[str]:
+    """Names of the fields that are set, all the way down."""
+    for field, value in message.ListFields():
+        yield field.full_name
+        if isinstance(value, Message):
+            yield from described(value)

@@ -129,6 +129,34 @@ def test_a_death_costs_its_share_and_a_restart_with_the_disk_brings_it_back(clus
     assert asyncio.run(hits(cluster.nodes["b"], wanted)) == back
 
 
+def test_a_node_that_was_away_during_a_flush_comes_back_without_what_was_flushed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "a" not in cluster.nodes:
+        cluster.start("a")
+    cluster.wait_for_peers()
+    wanted = chains(10, "flushed while away")
+    asyncio.run(put_all(cluster.nodes["c"], wanted))
+    cluster.wait_until_written()
+    monkeypatch.setenv("SHOAL_NATS_URL", cluster.nats.url)
+    monkeypatch.setenv("SHOAL_MESH", MESH)
+    address = cluster.nodes["c"].address
+    cluster.kill("c")
+    others = [f"--node={one.address}" for one in cluster.nodes.values()]
+    assert main(["kv", "flush", "--kv-id", "kv", "--json", *others, "--node", address]) == 1
+    flushed = json.loads(capsys.readouterr().out)
+    assert flushed["nodes"] == 2
+    assert [one["address"] for one in flushed["unreached"]] == [address]
+    cluster.start("c")
+    # At once, before the others have heard of it.
+    assert asyncio.run(hits(cluster.nodes["c"], wanted)) == set()
+    cluster.wait_for_peers()
+    for node in cluster.nodes.values():
+        assert asyncio.run(hits(node, wanted)) == set()
+    assert main(["kv", "ls", "--json", *(f"--node={one.address}" for one in cluster.nodes.values())]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
 @pytest.mark.long
 def test_under_fsync_always_nothing_acknowledged_is_lost_to_a_kill(tmp_path: Path) -> None:
     environment = {

@@ -24,12 +24,14 @@ from shoal.prefill.v1 import prefill_service_pb2_grpc as prefill_rpc
 from shoal_common.chains import HashChain
 from shoal_common.kv_transport import host_id
 from shoal_common.rpc import from_rpc_error
+from support import damage
 from support import fake_prefill as fakes
 from support.decode_caller import FramesCall
 from support.fake_prefill import Behaviour, fake_prefill
+from support.kv_cluster import metric
 from support.service_process import ServiceProcess
 from support.waiting import until, until_async
-from support.worker_pair import WorkerPair, ask, cache_stats, counted, numbers, prompt_of, until_idle
+from support.worker_pair import Answer, WorkerPair, ask, cache_stats, counted, numbers, prompt_of, until_idle
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -187,15 +189,8 @@ async def test_a_corrupt_payload_is_dropped_and_computed_again(pair: WorkerPair,
         return (await acquire(pair, chain, ids)).hit_tokens == 256
 
     await until_async(is_stored, what="blocks and snapshot in kv_cache")
-    held = await acquire(pair, chain, ids)
     kind = transport_pb.PAYLOAD_KIND_BLOCK if damaged == "block" else transport_pb.PAYLOAD_KIND_ENCODER_WINDOW
-    victim = next(one for one in held.runs if one.kind == kind)
-    offset = held.grant.first_slab_offset + victim.slabs[0] * held.grant.slab_bytes + 10
-    with (Path("/dev/shm") / held.grant.arena_name).open("r+b") as arena:
-        arena.seek(offset)
-        byte = arena.read(1)
-        arena.seek(offset)
-        arena.write(bytes([byte[0] ^ 0xFF]))
+    damage.in_memory(await acquire(pair, chain, ids), kind).flip()
     before = (await cache_stats(pair)).corrupt_count
     answer = await ask(pair, prompt, root=root, targets=targets)
     assert answer.tokens == cold.tokens
@@ -204,6 +199,49 @@ async def test_a_corrupt_payload_is_dropped_and_computed_again(pair: WorkerPair,
     await until_async(is_stored, what="the dropped payload stored again")
     healed = await ask(pair, prompt, root=root, targets=targets)
     assert (healed.cached, healed.tokens) == (256, cold.tokens)
+    await until_idle(pair)
+
+
+@pytest.fixture
+def disk(pair: WorkerPair) -> Iterator[Path]:
+    """Of the node, for one test."""
+    pair.node.restart(has_disk=True)
+    yield pair.node.disk
+    pair.node.restart()
+
+
+async def test_after_a_kill_hits_come_from_disk_and_what_is_damaged_there_is_computed_again(
+    pair: WorkerPair, disk: Path
+) -> None:
+    ids = await ids_of(pair)
+    prompts = {name: prompt_of(400, seed=64 + number) for number, name in enumerate(("whole", "damaged"))}
+    chains = {name: HashChain(secrets.token_bytes(32), prompt) for name, prompt in prompts.items()}
+
+    async def ask_both() -> dict[str, Answer]:
+        return {
+            name: await ask(pair, prompt, root=chains[name].parent_of(0), temperature=1.0)
+            for name, prompt in prompts.items()
+        }
+
+    async def on_disk() -> cache_pb.TierStats:
+        return next(one for one in (await cache_stats(pair)).tiers if one.tier == cache_pb.TIER_SSD)
+
+    async def is_stored() -> bool:
+        hits = [(await acquire(pair, chain, ids)).hit_tokens for chain in chains.values()]
+        return hits == [256, 256] and metric(pair.kv_cache, "shoal_kv_cache_queued_bytes") == 0
+
+    cold = await ask_both()
+    await until_async(is_stored, what="blocks and snapshots on disk")
+    block = damage.in_memory(await acquire(pair, chains["damaged"], ids), transport_pb.PAYLOAD_KIND_BLOCK).read()
+    pair.node.kill()
+    damage.on_disk(disk, block).flip()
+    await asyncio.to_thread(pair.node.start, has_disk=True)
+    warm = await ask_both()
+    assert {name: one.tokens for name, one in warm.items()} == {name: one.tokens for name, one in cold.items()}
+    assert {name: one.cached for name, one in warm.items()} == {"whole": 256, "damaged": 0}
+    assert (await on_disk()).read_bytes > 0
+    await until_async(is_stored, what="the damaged block stored again")
+    assert [one.cached for one in (await ask_both()).values()] == [256, 256]
     await until_idle(pair)
 
 
@@ -395,7 +433,7 @@ async def test_both_workers_tell_their_figures(pair: WorkerPair) -> None:
     decode, prefill = await numbers(pair.decode), await numbers(pair.prefill)
     assert decode["step_count"] > 0
     assert prefill["step_count"] > 0
-    assert decode["verify_width"] == 5
+    assert 0 < decode["verify_width"] <= 5
 
 
 async def test_a_request_finished_while_its_prompt_is_on_its_way_ends_normally(pair: WorkerPair) -> None:

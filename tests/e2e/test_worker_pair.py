@@ -16,6 +16,8 @@ from shoal.decode.v1 import decode_service_pb2_grpc as rpc
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as cache_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as cache_rpc
 from shoal_common.chains import HashChain
+from shoal_common.kv_transport import host_id
+from shoal_common.kv_transport.arena import ArenaView
 from support.waiting import until_async
 from support.worker_pair import Answer, WorkerPair, ask, cache_stats, counted, prompt_of, until_idle
 
@@ -63,11 +65,33 @@ async def held_hashes(pair: WorkerPair) -> tuple[set[bytes], set[bytes]]:
 
 
 async def drop_snapshots(pair: WorkerPair, hashes: list[bytes]) -> None:
+    """Damages the snapshots of a chain where they lie, and tells the node."""
     async with grpc.aio.insecure_channel(pair.kv_cache.address) as channel:
         stub: Any = cache_rpc.KvCacheServiceStub(channel)
-        for one in hashes:
-            request = cache_pb.ReportCorruptRequest(kind=transport_pb.PAYLOAD_KIND_ENCODER_WINDOW, block_hash=one)
-            await stub.ReportCorrupt(request, timeout=5)
+        for group in (await stub.ListGroups(cache_pb.ListGroupsRequest(), timeout=5)).groups:
+            named = {"kv_id": group.kv_id, "numerics_id": group.numerics_id, "tenant_tag": group.tenant_tag}
+            for count, one in enumerate(hashes, 1):
+                lease_id = secrets.token_hex(8)
+                request = cache_pb.AcquireRequest(
+                    lease_id=lease_id,
+                    block_hashes=hashes[:count],
+                    max_hit_tokens=128 * count,
+                    offer=transport_pb.TransportOffer(kinds=[transport_pb.TRANSPORT_KIND_SHM], host_id=host_id()),
+                    **named,
+                )
+                answer = await stub.Acquire(request, timeout=5)
+                if answer.hit_tokens == 128 * count:
+                    damage(answer.grant, answer.runs[-1].slabs[0])
+                    kind = transport_pb.PAYLOAD_KIND_ENCODER_WINDOW
+                    report = cache_pb.ReportCorruptRequest(kind=kind, block_hash=one, **named)
+                    await stub.ReportCorrupt(report, timeout=5)
+                await stub.Release(cache_pb.ReleaseRequest(lease_id=lease_id), timeout=5)
+
+
+def damage(grant: transport_pb.TransportGrant, slab: int) -> None:
+    view = ArenaView(grant.arena_name, grant.arena_nonce, is_writable=True)
+    view.memory[grant.first_slab_offset + slab * grant.slab_bytes] ^= 1
+    view.close()
 
 
 def computed(answer: Answer) -> int:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
@@ -177,6 +178,13 @@ class KvClient:
 
     async def flush(self, **what: object) -> pb.FlushResponse:
         return await self.stub.Flush(pb.FlushRequest(**what), timeout=20)  # type: ignore[arg-type]
+
+    async def report(self, chain: TestChain, index: int, *, is_snapshot: bool = False, **group: Any) -> None:
+        """Reports a block, or the snapshot at its end, as damaged."""
+        named = {"kv_id": KV_ID, "numerics_id": NUMERICS_ID, "tenant_tag": TENANT} | group
+        kind = transport_pb.PAYLOAD_KIND_ENCODER_WINDOW if is_snapshot else transport_pb.PAYLOAD_KIND_BLOCK
+        request = pb.ReportCorruptRequest(kind=kind, block_hash=chain.hashes[index], **named)
+        await self.stub.ReportCorrupt(request, timeout=10)
 
     async def held(self) -> tuple[int, set[bytes], set[bytes]]:
         """Sequence number, blocks and snapshots, as ListHeld tells them."""

@@ -53,7 +53,10 @@ class KvNode(rpc.KvCacheServiceServicer):
         self.arena = SlabArena(size_bytes, is_shared=is_shared)
         self.stream: StreamServer | None = None
         self.exports = ExportTable(
-            self.arena, stream_address=lambda: self.stream.address if self.stream else "", engines=engines
+            self.arena,
+            stream_address=lambda: self.stream.address if self.stream else "",
+            call_socket=lambda: self.stream.call_socket if self.stream else "",
+            engines=engines,
         )
         if has_stream:
             self.stream = StreamServer(
@@ -172,6 +175,9 @@ class KvNode(rpc.KvCacheServiceServicer):
         yield pb.PutResponse(committed=pb.PutCommitted(stored_count=len(new)))
 
     async def Flush(self, request: pb.FlushRequest, context: Any) -> pb.FlushResponse:
+        raise Unimplemented("not on this node")
+
+    async def ListFlushes(self, request: pb.ListFlushesRequest, context: Any) -> pb.ListFlushesResponse:
         raise Unimplemented("not on this node")
 
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Any) -> pb.ListGroupsResponse:

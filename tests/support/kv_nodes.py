@@ -15,7 +15,7 @@ from shoal_common.kv_transport import KvTransportServicer
 from shoal_common.presence import Presence
 from shoal_common.rpc import Readiness, RpcServer, Service
 from shoal_common.telemetry import Metrics
-from shoal_kv_cache.cluster.members import NODE_LABEL, ROLE
+from shoal_kv_cache.cluster.members import NODE_LABEL, ROLE, peer_of
 from shoal_kv_cache.config import KvCacheConfig
 from shoal_kv_cache.node import Node
 from shoal_kv_cache.servicer import KvCacheServicer
@@ -57,15 +57,17 @@ async def served_node(
     ssd: SsdTier | None = None,
     remote: RemoteStore | None = None,
     bus: Bus | None = None,
+    others: Sequence[ServedNode] = (),
     **settings: Any,
 ) -> AsyncIterator[ServedNode]:
-    """A node of small tables, up inside the block."""
+    """A node of small tables, up inside the block. others: those that it sees when it starts."""
     config = KvCacheConfig(
         **{"ram_bytes": 1 << 20, "max_entries": 4096, "put_timeout_s": 10.0, "load_timeout_s": 5.0, **settings}
     )
     node = Node(config, bus or Bus.off(), mesh="local", instance_id=name, node_id=name, ssd=ssd, remote=remote)
     await node.recover()
     node.start()
+    await node.flushes.catch_up([peer_of(one.presence) for one in others])
     server = RpcServer(
         [
             Service(
@@ -106,4 +108,4 @@ def introduce(nodes: Sequence[ServedNode]) -> None:
     """Each hears of all the others."""
     for one in nodes:
         for other in nodes:
-            one.node.members.up(other.presence)
+            one.node.up(other.presence)

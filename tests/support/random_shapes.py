@@ -27,7 +27,7 @@ from shoal_model.checkpoint import Checkpoint
 from shoal_model.load_weights import load_weights
 from shoal_model.model import Model
 from shoal_model.sampler import choice_seed
-from support.engine_driver import Driver, RandomWidths, request, planned
+from support.engine_driver import Driver, RandomWidths, planned, request
 from support.exactness import GuidedModel
 
 MAX_STEPS = 50_000

@@ -5,22 +5,27 @@ To add a kind, add it to `KINDS`; every shape then runs it beside the others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from shoal_common.constraints import ConstraintKind, OutputConstraint, normalise
+from shoal_engine.constraint import Constraint
+from shoal_engine.constraints import ConstraintCompiler, GrammarTokenizer
 from shoal_engine.events import PositionLogprobs, TokenEntry
 from shoal_engine.planner import FixedWidth, WidthPlanner
 from shoal_engine.requests import ChoiceStart, GenerationRequest
 from shoal_engine.served_model import ServedModel
+from shoal_model.config import ModelConfig
 from shoal_model.sampler import choice_seed
 from support.engine_driver import Driver, RandomWidths, request
 from support.exactness import GuidedModel
-from support.tiny_model import REPLAY, text, tiny_model
+from support.tiny_model import REPLAY, TINY, text, tiny_model
 
 OUTPUT = 12
-BLOCKS, SLOTS = 120, 48
+BLOCKS, SLOTS = 200, 80
 Said = tuple[tuple[int, ...], tuple[PositionLogprobs, ...], str | None]
 """Tokens of one choice, their log-probabilities, and why it ended."""
 
@@ -34,6 +39,7 @@ class Kind:
     spec: Mapping[str, Any] = field(hash=False)
     length: int = 30
     choice_count: int = 1
+    constraint: OutputConstraint | None = None
 
     @property
     def prompt(self) -> list[int]:
@@ -43,6 +49,8 @@ class Kind:
         """Its request; keywords replace its own."""
         values: dict[str, Any] = {"name": self.name, "seed": self.seed, "max_tokens": OUTPUT, "top_logprobs": 3}
         choices = so_far or [ChoiceStart()] * self.choice_count
+        if self.constraint is not None:
+            values["constraint"] = compiled(self.constraint)
         return request(self.prompt, choices=choices, **(values | {"ignore_eos": True} | {**self.spec} | more))
 
 
@@ -53,6 +61,86 @@ BAD_WORDS = Kind(
     "bad words", 3, {"logit_bias": {7: 8.0, 11: 8.0}, "bad_words": ((7, 7), (11, 7, 11), (11, 11, 11), (5,))}
 )
 PENALTIES = {"presence_penalty": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.3}
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": -99, "maximum": 9999},
+        "b": {"type": "array", "items": {"enum": ["x", "yy", None]}, "maxItems": 2},
+    },
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "name": "get",
+    "parameters": {
+        "type": "object",
+        "properties": {"q": {"type": "string", "maxLength": 5}, "n": {"type": "integer", "maximum": 99, "minimum": 0}},
+        "required": ["q"],
+        "additionalProperties": False,
+    },
+}
+EBNF = 'root ::= term (" + " term)*\nterm ::= [0-9]{1,2} | "(" root ")"'
+REGEX = "([a-f]{1,3}[0-9]){2,4}(x|yz)"
+THINK_END = 6
+
+
+def _held(name: str, seed: int, kind: ConstraintKind, value: Any, spec: Mapping[str, Any], **more: Any) -> Kind:
+    text = value if isinstance(value, str) else json.dumps(value)
+    after = more.pop("after", ())
+    return Kind(name, seed, spec, constraint=normalise(kind, text, start_after_ids=after), **more)
+
+
+# Without these the tiny model fills JSON with blanks.
+BLANKS = dict.fromkeys((207, 208, 211, 230), -100.0)
+_LONG = {"max_tokens": 28, "top_logprobs": 1}
+_CALLS = {"type": "tool_calls", "choice": "required", "parallel": False, "tools": [TOOL]}
+CONSTRAINED = (
+    _held(
+        "schema",
+        31,
+        ConstraintKind.JSON_SCHEMA,
+        SCHEMA,
+        {"temperature": 1.0, "ignore_eos": False, "logit_bias": BLANKS, **_LONG},
+    ),
+    _held("schema greedy", 32, ConstraintKind.JSON_SCHEMA, SCHEMA, {"temperature": 0.0, **_LONG}),
+    _held("json object", 33, ConstraintKind.JSON_OBJECT, "", {**PENALTIES, "top_p": 0.9}, choice_count=3),
+    _held(
+        "regex",
+        34,
+        ConstraintKind.REGEX,
+        "([a-f]{1,3}[0-9]){2,4}(x|yz)",
+        {"temperature": 0.7, "min_tokens": 25, **_LONG},
+    ),
+    _held("ebnf", 35, ConstraintKind.EBNF, EBNF, {"temperature": 1.0, "ignore_eos": False}),
+    _held("tool call", 36, ConstraintKind.STRUCTURAL_TAG, _CALLS, {"temperature": 1.0, **_LONG, "max_tokens": 60}),
+    _held(
+        "after thinking",
+        37,
+        ConstraintKind.JSON_SCHEMA,
+        SCHEMA,
+        # The thinking ends early, and at different places in the drafts of different steps.
+        {"temperature": 1.0, "logit_bias": {THINK_END: 9.0, **BLANKS}, **_LONG},
+        after=(THINK_END,),
+        choice_count=2,
+    ),
+)
+
+
+@cache
+def compiler() -> ConstraintCompiler:
+    """For the tiny model."""
+    config = ModelConfig.load(TINY)
+    path = TINY / "tokenizer.json"
+    return ConstraintCompiler(
+        GrammarTokenizer.from_file(path, vocab_size=config.vocab_size, eos_id=config.eos_token_id)
+    )
+
+
+def compiled(constraint: OutputConstraint) -> Constraint:
+    """Its compiled form."""
+    return compiler().compile(constraint).result()
 
 
 @cache
@@ -85,6 +173,7 @@ def kinds() -> tuple[Kind, ...]:
             },
             choice_count=2,
         ),
+        *CONSTRAINED,
     )
 
 

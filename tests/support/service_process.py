@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +26,28 @@ class ServiceProcess:
 
 @contextmanager
 def service_process(
-    module: str, *, log: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 90.0
+    module: str,
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 90.0,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[ServiceProcess]:
     """Run `python -m module` and wait for its ready line; ended at the end. Its log goes to the file `log`.
 
-    SHOAL_ variables of the test's own environment do not reach it; SHOAL_NATS_URL is "off" unless given.
+    wrapper    a command that takes the rest as its arguments and becomes it by exec
+
+    SHOAL_ variables of the test's own environment do not reach it; SHOAL_NATS_URL is "off" unless given, and decode
+    workers verify all drafts: a planner may find that none pays here, and nothing of drafts would be tested.
     """
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
-    env = {**inherited, "SHOAL_NATS_URL": "off", "OMP_NUM_THREADS": "1", **(environment or {})}
+    env = {**inherited, "SHOAL_NATS_URL": "off", "OMP_NUM_THREADS": "1"}
+    if module == "shoal_decode_worker":
+        env["SHOAL_DECODE_WORKER_VERIFY"] = "fixed"
+    env |= environment or {}
     with log.open("w") as errors:
         popen = subprocess.Popen(
-            [sys.executable, "-m", module], env=env, stdout=subprocess.PIPE, stderr=errors, text=True
+            [*wrapper, sys.executable, "-m", module], env=env, stdout=subprocess.PIPE, stderr=errors, text=True
         )
     assert popen.stdout is not None
     try:

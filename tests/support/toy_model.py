@@ -15,8 +15,9 @@ from shoal_engine.block_pool import BLOCK_TOKENS
 from shoal_engine.constraint import Mask
 from shoal_engine.events import PositionLogprobs, TokenLogprob
 from shoal_engine.logical_rows import RowKind
+from shoal_engine.matching import DraftMasks
 from shoal_engine.model_port import Draft, DraftStart, ModelShape, Sampled, TokenContext
-from shoal_engine.row_rules import banned_ids, forced_id, is_empty, row_mask
+from shoal_engine.row_rules import banned_ids, bans_beside, forced_id, is_empty, row_mask
 from shoal_model.rows import Segment
 
 VOCAB = 97
@@ -170,7 +171,8 @@ class ToyModel:
 
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:
         drafts = []
-        for start in starts:
+        masks = DraftMasks([start.matcher for start in starts], VOCAB)
+        for place, start in enumerate(starts):
             context = start.context
             assumed: list[int] = []
             assert start.position == len(context.prompt) + len(context.output) - 1
@@ -181,12 +183,16 @@ class ToyModel:
                 prefix = [*context.prompt.tolist(), *context.output, *assumed]
                 index = context.output_index + j
                 banned = banned_ids(context.spec, start.stop_ids, start.min_tokens, context.output, assumed)
-                mask = row_mask(None, banned, forced_id(context.spec, index), VOCAB)
+                allowed = masks.mask(place)
+                banned = bans_beside(allowed, banned, start.stop_ids, VOCAB)
+                mask = row_mask(allowed, banned, forced_id(context.spec, index), VOCAB)
                 token = _token(_prefix_hash(prefix), context.seed, index, mask) or 0
                 if _hash("draft", context.seed, index) % 100 >= self.draft_quality:
                     token = (token + 1) % VOCAB
                 assumed.append(token)
+                masks.took(place, token)
             drafts.append(Draft(tuple(assumed), (0.5,) * width))
+        masks.close()
         return drafts
 
     def _check_draft_window(self, start: DraftStart) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import secrets
 import time
 import urllib.error
@@ -19,12 +21,51 @@ from shoal.decode.v1 import decode_service_pb2 as pb
 from shoal.decode.v1 import decode_service_pb2_grpc as rpc
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as cache_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as cache_rpc
-from support.service_process import ServiceProcess
+from support.nats_server import free_port
+from support.service_process import ServiceProcess, service_process
 from support.waiting import until_async
 
 TINY = Path(__file__).resolve().parents[1] / "golden" / "data" / "tiny"
 VOCAB_SIZE = 512
 TIMEOUT_S = 60.0
+
+
+class PairNode:
+    """A kv_cache node that keeps its address over its lives, and its disk over those that have one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address, self.disk = f"127.0.0.1:{free_port()}", folder / "disk"
+        self._logs = (folder / f"kv_cache-{number}.log" for number in itertools.count())
+        self._lives = contextlib.ExitStack()
+        self.start()
+
+    def start(self, *, has_disk: bool = False) -> None:
+        """Start it, again if it was killed."""
+        environment = {"SHOAL_KV_CACHE_LISTEN_ADDRESS": self.address}
+        if has_disk:
+            environment |= {
+                "SHOAL_KV_CACHE_SSD_DIRECTORY": str(self.disk),
+                "SHOAL_KV_CACHE_SSD_BYTES": str(64 << 20),
+                "SHOAL_KV_CACHE_SSD_SEGMENT_FILE_BYTES": str(1 << 20),
+            }
+        context = service_process("shoal_kv_cache", log=next(self._logs), environment=environment)
+        self.process = self._lives.enter_context(context)
+
+    def restart(self, *, has_disk: bool = False) -> None:
+        """kill -9, and start it."""
+        self.kill()
+        self.start(has_disk=has_disk)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.popen.kill()
+        self.process.popen.wait()
+
+    def __enter__(self) -> PairNode:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lives.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +74,13 @@ class WorkerPair:
 
     decode: ServiceProcess
     prefill: ServiceProcess
-    kv_cache: ServiceProcess
+    node: PairNode
     logs: Path
+
+    @property
+    def kv_cache(self) -> ServiceProcess:
+        """The node as it runs now."""
+        return self.node.process
 
     @property
     def target(self) -> pb.PrefillTarget:

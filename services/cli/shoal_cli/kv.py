@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -26,7 +27,7 @@ T = TypeVar("T")
 _LOOK_TIMEOUT_S = 10.0
 _FLUSH_TIMEOUT_S = 120.0
 _VERIFY_TIMEOUT_S = 24 * 3600.0
-_TIERS = {"memory": pb.TIER_RAM, "disk": pb.TIER_SSD, "remote": pb.TIER_REMOTE}
+_TIERS = {"memory": pb.TIER_RAM, "disk": pb.TIER_SSD}
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -35,10 +36,10 @@ def add_parser(subparsers: Subparsers) -> None:
     commands = parser.add_subparsers(dest="kv_command", required=True, metavar="COMMAND")
     _add(commands, "stats", _stats, "counts per node and tier")
     _add_filter(_add(commands, "ls", _ls, "what is held, summed by model, numerics and tenant"))
-    flush = _add(commands, "flush", _flush, "drop blocks and snapshots from every tier of every node")
+    flush = _add(commands, "flush", _flush, "drop blocks and snapshots from every tier of every node", _FLUSH_TIMEOUT_S)
     _add_filter(flush)
     flush.add_argument("--everything", action="store_true", help="all of it")
-    verify = _add(commands, "verify", _verify, "read everything, check it, drop what is damaged")
+    verify = _add(commands, "verify", _verify, "read everything, check it, drop what is damaged", _VERIFY_TIMEOUT_S)
     verify.add_argument("--tier", action="append", choices=list(_TIERS), default=[], help="only this one")
 
 
@@ -52,12 +53,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add(
-    commands: Subparsers, name: str, command: Callable[[argparse.Namespace, Sequence[str]], int], text: str
+    commands: Subparsers,
+    name: str,
+    command: Callable[[argparse.Namespace, Sequence[str]], int],
+    text: str,
+    timeout_s: float = _LOOK_TIMEOUT_S,
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text)
+    parser = commands.add_parser(name, help=text, description=f"{text}. Ends with status 1 if a node did not answer.")
     add_mesh_flags(parser)
     parser.add_argument("--node", action="append", default=[], metavar="HOST:PORT", help="this node (all that live)")
     parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--timeout", type=_seconds, default=timeout_s, metavar="SECONDS", help=f"for each node ({timeout_s:g})"
+    )
     parser.set_defaults(run_kv_command=command)
     return parser
 
@@ -70,22 +78,22 @@ def _add_filter(parser: argparse.ArgumentParser) -> None:
 
 
 def _stats(args: argparse.Namespace, nodes: Sequence[str]) -> int:
-    answers = ask_all(nodes, lambda stub: stub.GetStats(pb.GetStatsRequest(), timeout=_LOOK_TIMEOUT_S))
+    answers = ask_all(nodes, lambda stub: stub.GetStats(pb.GetStatsRequest(), timeout=args.timeout))
     good = _good(answers)
     if args.json:
         print(json.dumps([kv_tables.stats_as_json(*one) for one in good], indent=2))
-    else:
+    elif good:
         print(kv_tables.stats_table(good))
     return _complain(answers)
 
 
 def _ls(args: argparse.Namespace, nodes: Sequence[str]) -> int:
     request = pb.ListGroupsRequest(kv_id=args.kv_id, tenant_tag=_tag(args))
-    answers = ask_all(nodes, lambda stub: stub.ListGroups(request, timeout=_LOOK_TIMEOUT_S))
+    answers = ask_all(nodes, lambda stub: stub.ListGroups(request, timeout=args.timeout))
     good = _good(answers)
     if args.json:
         print(json.dumps([group for one in good for group in kv_tables.groups_as_json(*one)], indent=2))
-    else:
+    elif good:
         print(kv_tables.groups_table(good))
     return _complain(answers)
 
@@ -94,21 +102,28 @@ def _flush(args: argparse.Namespace, nodes: Sequence[str]) -> int:
     tag = _tag(args)
     if args.everything == (args.kv_id is not None or tag is not None):
         raise CliError("say what to flush: --kv-id, --tenant or --tenant-tag, or --everything, and not both")
-    request = pb.FlushRequest(kv_id=args.kv_id, tenant_tag=tag, everything=args.everything)
+    flush_id = secrets.token_hex(16)
+    request = pb.FlushRequest(kv_id=args.kv_id, tenant_tag=tag, everything=args.everything, flush_id=flush_id)
     # Twice: what one node had sent on before it was flushed may have come to another that was flushed before.
-    rounds = [ask_all(nodes, lambda stub: stub.Flush(request, timeout=_FLUSH_TIMEOUT_S)) for _ in range(2)]
+    rounds = [ask_all(nodes, lambda stub: stub.Flush(request, timeout=args.timeout)) for _ in range(2)]
     totals = {
         name: sum(getattr(value, name) for answers in rounds for _, value in _good(answers))
         for name in ("block_count", "snapshot_count", "remote_count")
     }
+    done, failed = _good(rounds[-1]), [one for one in rounds[-1] if one.value is None]
     if args.json:
-        print(json.dumps({"nodes": len(nodes), **totals}, indent=2))
+        unreached = [{"address": one.address, "error": one.error} for one in failed]
+        print(json.dumps({"flush_id": flush_id, "nodes": len(done), "unreached": unreached, **totals}, indent=2))
     else:
         print(
-            f"dropped {totals['block_count']:,} blocks and {totals['snapshot_count']:,} snapshots on {len(nodes)}"
-            f" nodes, {totals['remote_count']:,} payloads of the remote store"
+            f"dropped {totals['block_count']:,} blocks and {totals['snapshot_count']:,} snapshots on {len(done)}"
+            f" of {len(nodes)} nodes, {totals['remote_count']:,} payloads of the remote store"
         )
-    return _complain(rounds[-1])
+    status = _complain(rounds[-1])
+    if failed:
+        later = "they hear of it from the others and flush before they serve" if done else "nothing is flushed"
+        print(f"shoal: not flushed there: {later}", file=sys.stderr)
+    return status
 
 
 def _verify(args: argparse.Namespace, nodes: Sequence[str]) -> int:
@@ -116,7 +131,7 @@ def _verify(args: argparse.Namespace, nodes: Sequence[str]) -> int:
 
     async def verify(stub: KvCacheServiceAsyncStub) -> dict[str, pb.VerifyResponse]:
         last: dict[str, pb.VerifyResponse] = {}
-        async for progress in stub.Verify(request, timeout=_VERIFY_TIMEOUT_S):
+        async for progress in stub.Verify(request, timeout=args.timeout):
             if not progress.is_done:
                 last[kv_tables.tier_name(progress.tier)] = progress
         return last
@@ -140,6 +155,13 @@ def _verify(args: argparse.Namespace, nodes: Sequence[str]) -> int:
             checked = kv_tables.size(float(str(row["checked_bytes"])))
             print(f"{row['address']} {row['tier']}: {row['checked']:,} read ({checked}), {row['damaged']:,} damaged")
     return max(_complain(answers), int(any(row["damaged"] for row in rows)))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
 
 
 def _tag(args: argparse.Namespace) -> bytes | None:

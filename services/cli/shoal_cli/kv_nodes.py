@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from shoal.kv_cache.v1.kv_cache_service_pb2_grpc import KvCacheServiceAsyncStub
 
 ROLE = "kv_cache"
+_HOST = re.compile(r"[^\s/:\[\]]+|\[[0-9A-Fa-f:.%]+\]")
 
 T = TypeVar("T")
 
@@ -33,10 +35,20 @@ class Answer(Generic[T]):
 
 
 def live_nodes(addresses: Sequence[str], *, nats_url: str, mesh: str) -> list[str]:
-    """The addresses given, or those of all nodes that announce themselves. Raises CliError if there is none."""
+    """The addresses given, each once, or those of all nodes that announce themselves.
+
+    Raises CliError if there is none, or one is not HOST:PORT.
+    """
     if addresses:
-        return list(addresses)
-    fleet = asyncio.run(observe(nats_url, mesh))
+        for one in addresses:
+            host, _, port = one.rpartition(":")
+            if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+                raise CliError(f"--node must be HOST:PORT, got {one!r}")
+        return list(dict.fromkeys(addresses))
+    try:
+        fleet = asyncio.run(observe(nats_url, mesh))
+    except CliError as error:
+        raise CliError(f"{error} Or name a node with --node HOST:PORT") from error
     found = [presence.address for presence, _ in fleet if presence.role == ROLE]
     if not found:
         raise CliError(f"no kv_cache node lives in mesh {mesh!r}; name one with --node HOST:PORT")

@@ -65,6 +65,9 @@ class DecodeWorkerConfig(ServingConfig):
     round_log            file to log draft rounds to, for `shoal model calibrate`; all drafts are verified then
     threads              threads of one step; 0 leaves it to the kernels
     compile_s            seconds after which no further kernel of an accelerator is compiled ahead of requests
+    constraint_compile_s seconds from a request to its compiled constraint; one that takes longer is refused
+    constraint_threads   compile constraints beside the steps
+    constraint_cache_bytes    estimated, of compiled constraints kept
     local_prefill_tokens uncached prompt tokens up to which a prompt is always prefilled here
     kv_cache_address     host:port of the kv_cache node; empty: whoever is present, the one of this host first
     write_queue_bytes    blocks and snapshots waiting to be stored; what comes on top is dropped
@@ -91,6 +94,9 @@ class DecodeWorkerConfig(ServingConfig):
     round_log: str = ""
     threads: int = 0
     compile_s: float = 200.0
+    constraint_compile_s: float = 10.0
+    constraint_threads: int = 2
+    constraint_cache_bytes: int = 256 << 20
     local_prefill_tokens: int = 256
     kv_cache_address: str = ""
     write_queue_bytes: int = 128 << 20
@@ -112,9 +118,10 @@ class DecodeWorkerConfig(ServingConfig):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{prefix}_{name.upper()} must not be negative, got {getattr(self, name)}")
         positive = ("block_count", "slot_count", "step_tokens", "write_queue_bytes", "cost_ttl_s", "profile_s")
+        constraints = ("constraint_compile_s", "constraint_threads", "constraint_cache_bytes")
         times = ("acquire_timeout_s", "pull_timeout_s", "put_timeout_s", "lease_s")
         prefill_times = ("prefill_hit_timeout_s", "prefill_idle_timeout_s", "prefill_timeout_s")
-        for name in (*positive, *times, *prefill_times):
+        for name in (*positive, *constraints, *times, *prefill_times):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{prefix}_{name.upper()} must be positive, got {getattr(self, name)}")
 

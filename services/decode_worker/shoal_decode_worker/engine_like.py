@@ -40,6 +40,8 @@ class EngineStats:
     accept_length: float = 0.0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    constraint_cache_bytes: int = 0
+    constraints_waiting: int = 0
     planner: PlannerStats = field(default_factory=PlannerStats)
 
 
@@ -74,7 +76,10 @@ class EngineLike(Protocol):
         """Where to report, before the first `admit`."""
 
     def admit(self, start: GenerationStart) -> Future[None]:
-        """Hold blocks and slots. Fails with OUT_OF_BLOCKS, OUT_OF_SLOTS, EXCEEDS_CAPACITY, QUEUE_FULL; then holds none.
+        """Compile the constraint, hold blocks and slots.
+
+        Fails with CONSTRAINT_INVALID, CONSTRAINT_TIMEOUT, OUT_OF_BLOCKS, OUT_OF_SLOTS, EXCEEDS_CAPACITY, QUEUE_FULL;
+        then holds none.
 
         Each choice may at first emit MAX_UNACKNOWLEDGED tokens beyond those it came with.
         """

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 from shoal_engine import events as engine_events
+from shoal_engine.constraint import Constraint
 from shoal_engine.requests import ChoiceStart, GenerationRequest, SamplingSpec
 
 from shoal_decode_worker.engine_like import StepEntry
@@ -29,8 +30,8 @@ def attempt_of(key: str) -> tuple[str, int]:
     return request_id, int(attempt)
 
 
-def engine_request(key: str, start: GenerationStart) -> GenerationRequest:
-    """What the engine is asked for. It arrives now, on the monotonic clock."""
+def engine_request(key: str, start: GenerationStart, constraint: Constraint | None = None) -> GenerationRequest:
+    """What the engine is asked for, with its constraint compiled. It arrives now, on the monotonic clock."""
     sampling = start.sampling
     return GenerationRequest(
         request_id=key,
@@ -58,6 +59,7 @@ def engine_request(key: str, start: GenerationStart) -> GenerationRequest:
         priority=start.priority,
         arrival=time.monotonic(),
         recover_in_place=not start.gateway_id,
+        constraint=constraint,
         cache_points=start.cache_points,
         export_chain=start.cache_root is not None,
     )

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shoal_common.constraints import MAX_START_IDS, OutputConstraint, engine_of
 from shoal_common.errors import FailedPrecondition, NumericsMismatch
 from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_FORCED_IDS, MAX_TOP_LOGPROBS
 
@@ -22,6 +23,12 @@ class ExceedsCapacity(FailedPrecondition):
     """The request is larger than this whole worker."""
 
     reason = "EXCEEDS_CAPACITY"
+
+
+class ConstraintMismatch(FailedPrecondition):
+    """Constraints are compiled by other engines here, or by none."""
+
+    reason = "CONSTRAINT_MISMATCH"
 
 
 class NotDeterministic(FailedPrecondition):
@@ -68,6 +75,7 @@ class GenerationStart:
     prompt_ids   typecode "I"
     cache_root   32 bytes, None: the KV cache is neither read nor written
     is_exact     refused by an engine that is not invariant
+    constraint   what the output must be, as it came: it is checked where it is compiled
     """
 
     request_id: str
@@ -83,6 +91,7 @@ class GenerationStart:
     priority: int = 0
     cache_points: tuple[int, ...] = ()
     is_exact: bool = False
+    constraint: OutputConstraint | None = None
 
     def max_tokens(self, max_context: int) -> int:
         """Output tokens a choice may have, its tokens so far included, in a context of `max_context` tokens."""
@@ -93,7 +102,10 @@ class GenerationStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What an engine is: identities, sizes in tokens, blocks and slots, and whether its kernels are invariant."""
+    """What an engine is: identities, sizes in tokens, blocks and slots, and whether its kernels are invariant.
+
+    constraint_id   what constraints are compiled with; empty: it takes none
+    """
 
     model: str
     kv_id: str
@@ -104,6 +116,7 @@ class EngineFacts:
     block_count: int
     slot_count: int
     is_invariant: bool = True
+    constraint_id: str = ""
 
 
 def check(start: GenerationStart, facts: EngineFacts) -> None:
@@ -116,6 +129,8 @@ def check(start: GenerationStart, facts: EngineFacts) -> None:
         )
     if start.is_exact and not facts.is_invariant:
         raise NotDeterministic("this worker's kernels do not give the same bits in every batch")
+    if start.constraint is not None:
+        _check_constraint(start.constraint, facts)
     _check_names(start)
     _check_prompt(start, facts)
     _check_sampling(start.sampling, facts)
@@ -131,6 +146,19 @@ def _check_names(start: GenerationStart) -> None:
         raise wrong_field("attempt", "counts from 1")
     if start.cache_root is not None and len(start.cache_root) != ROOT_BYTES:
         raise wrong_field("cache_root", f"must be {ROOT_BYTES} bytes, got {len(start.cache_root)}")
+
+
+def _check_constraint(constraint: OutputConstraint, facts: EngineFacts) -> None:
+    engine = engine_of(constraint.kind)
+    if not facts.constraint_id or constraint.engine not in ("", engine):
+        raise ConstraintMismatch(
+            f"constraints of this kind are compiled by {engine if facts.constraint_id else 'nothing'} here",
+            wanted=constraint.engine,
+        )
+    if len(constraint.start_after_ids) > MAX_START_IDS:
+        raise wrong_field("constraint.start_after_ids", f"at most {MAX_START_IDS} tokens")
+    for token_id in constraint.start_after_ids:
+        _check_token("constraint.start_after_ids", token_id, facts)
 
 
 def _check_prompt(start: GenerationStart, facts: EngineFacts) -> None:

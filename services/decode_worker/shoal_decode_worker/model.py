@@ -23,6 +23,8 @@ def check(config: DecodeWorkerConfig) -> None:
 
 def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
     """Load, start and warm up. Blocking: seconds, or minutes where kernels are compiled for the first time."""
+    from shoal_engine.constraints import CompilerLimits, ConstraintCompiler, GrammarTokenizer, announced_id
+    from shoal_engine.llm import model_directory
     from shoal_engine.verify.setup import VerifySettings
     from shoal_engine.worker_model import WorkerModelSettings, open_worker_model, warm_up
 
@@ -52,9 +54,20 @@ def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
         ),
         sink,
     )
+    tokenizer = GrammarTokenizer.from_file(
+        model_directory(config.model) / "tokenizer.json", vocab_size=model.shape.vocab_size, eos_id=model.shape.eos_id
+    )
     warm_up(model, is_prefill_only=False)
     return Loaded(
         engine=model.engine,
+        compiler=ConstraintCompiler(
+            tokenizer,
+            CompilerLimits(
+                compile_s=config.constraint_compile_s,
+                threads=config.constraint_threads,
+                cache_bytes=config.constraint_cache_bytes,
+            ),
+        ),
         facts=EngineFacts(
             model=model.identity.model,
             kv_id=model.identity.kv_id,
@@ -65,6 +78,7 @@ def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
             block_count=config.block_count,
             slot_count=config.slot_count,
             is_invariant=model.identity.is_invariant,
+            constraint_id=announced_id(),
         ),
         replay_length=model.replay_length,
         encoder_layers=model.shape.encoder_layers,

@@ -193,7 +193,7 @@ class _Talk:
         self._call = stub.Prefill(self._messages(), timeout=timeouts.total_s)
 
     def say(self, message: pb.PrefillRequest) -> None:
-        """Send; there are three messages at most."""
+        """Send; there are three messages at most, and the end."""
         self._outgoing.put_nowait(message)
 
     async def hear(self, kind: str, timeout_s: float, *, or_kind: str = "") -> pb.PrefillResponse:
@@ -222,6 +222,8 @@ class _Talk:
     def cancel(self) -> None:
         """End the call, whatever its state."""
         self._call.cancel()
+        # Of a call that has ended by itself grpc still waits for the next message to send: a task, for ever.
+        self._outgoing.put_nowait(None)
 
     async def _messages(self) -> AsyncIterator[pb.PrefillRequest]:
         while True:

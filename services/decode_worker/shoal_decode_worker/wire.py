@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 
 from shoal.common.v1 import sampling_pb2, tokens_pb2
 from shoal.decode.v1 import decode_service_pb2 as pb
+from shoal_common.constraints import OutputConstraint
+from shoal_common.constraints.wire import kind_and_text
 
 from shoal_decode_worker.core import ChoiceStart
 from shoal_decode_worker.entries import FinishReason, PositionLogprobs, TokenEntry, TokenLogprob
@@ -40,7 +42,13 @@ def start_from(request: pb.GenerateRequest, draw_seed: Callable[[], int]) -> Gen
         priority=request.priority,
         cache_points=tuple(request.cache_points),
         is_exact=request.determinism == sampling_pb2.DETERMINISM_EXACT,
+        constraint=_constraint(request.constraint) if request.HasField("constraint") else None,
     )
+
+
+def _constraint(message: pb.OutputConstraint) -> OutputConstraint:
+    kind, text = kind_and_text(message.constraint, "constraint.constraint")
+    return OutputConstraint(kind=kind, text=text, engine=message.engine, start_after_ids=tuple(message.start_after_ids))
 
 
 def _sampling(params: sampling_pb2.SamplingParams, draw_seed: Callable[[], int]) -> SamplingSpec:

@@ -107,6 +107,14 @@ def _register_metrics(process: Process, engine: EngineLike, core: DecodeCore) ->
         "decode_free_slots": ("State slots free", lambda: engine.stats().free_slots),
         "decode_steps": ("Steps since the start", lambda: engine.stats().step_count),
         "decode_step_seconds": ("Moving average of the time of a step", lambda: engine.stats().step_time_s),
+        "decode_constraint_cache_bytes": (
+            "Estimated size of compiled constraints",
+            lambda: engine.stats().constraint_cache_bytes,
+        ),
+        "decode_constraints_waiting": (
+            "Constraints that wait or are being compiled",
+            lambda: engine.stats().constraints_waiting,
+        ),
         "decode_accept_length": ("Moving average of accepted drafts per step", lambda: engine.stats().accept_length),
         "decode_verify_width": ("Moving average of verified drafts per choice", lambda: engine.stats().verify_width),
     }
@@ -138,6 +146,7 @@ def _presence(instance_id: str, address: str, facts: EngineFacts, labels: Mappin
         kv_id=facts.kv_id,
         numerics_id=facts.numerics_id,
         draft_id=facts.draft_id,
+        constraint_id=facts.constraint_id,
         capacity={"blocks": facts.block_count, "slots": facts.slot_count, "max_context": facts.max_context},
         labels=labels,
     )

@@ -36,10 +36,13 @@ def choose_hit(hit_tokens: int, replay_tokens: int, encoder_reach: int) -> Chose
 async def read_prefix(prefix: Prefix, hit: ChosenHit) -> PrefixRows | None:
     """Copy the chosen part out of the cache. None if its blocks cannot be had: run the prompt from its start.
 
-    A snapshot that cannot be had any more turns the hit into a warm replay.
+    A snapshot that cannot be had any more turns the hit into a warm replay. Where nothing is used of blocks that are
+    there, since loading them saves nothing, the rows are none, and say where the snapshot for the next visitor belongs.
     """
     if hit.tokens == 0:
-        return None
+        if prefix.present_tokens == 0:
+            return None
+        return PrefixRows(hit_tokens=0, blocks=(), encoder_window=None, branch_tokens=prefix.present_tokens)
     blocks = await prefix.blocks(hit.tokens)
     if blocks is None:
         return None

@@ -36,6 +36,10 @@ class Matcher(Protocol):
 class Constraint(Protocol):
     """A compiled constraint, shared by the choices of a request."""
 
-    def matcher(self) -> Matcher:
-        """A matcher before the first output token."""
+    def matcher(self, *, avoids_end: bool = False) -> Matcher:
+        """A matcher before the first output token.
+
+        avoids_end   the end of the sequence is allowed only where nothing else is
+        raises       ConstraintFailed
+        """
         ...

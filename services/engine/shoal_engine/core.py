@@ -305,7 +305,7 @@ class EngineCore(Generic[Hidden]):
             self._sink.on_tokens(self._step_count, entries)
         for state, sequence, entry in made:
             if sequence.is_stuck:
-                self._roster.fail(state, nothing_allowed(sequence))
+                self._roster.fail(state, sequence.failure or nothing_allowed(sequence))
             elif state.phase is not Phase.GONE and entry is not None and entry.finish_reason is not None:
                 self._roster.end_choice(state, sequence, entry.finish_reason)
         return [(state, s) for state, s, _ in made if state.phase is not Phase.GONE and _goes_on(s)]

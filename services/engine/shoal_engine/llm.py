@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 import torch
+from shoal_common.constraints import OutputConstraint
 from shoal_common.errors import InvalidArgument, OutOfCapacity, Unavailable
 from shoal_kernels.threads import set_num_threads
 from shoal_model.config import ModelConfig
@@ -27,6 +28,7 @@ from tokenizers import Tokenizer
 from shoal_engine.batcher import StepBudget
 from shoal_engine.block_pool import blocks_for
 from shoal_engine.collector import Collector, Gathered
+from shoal_engine.constraint import Constraint
 from shoal_engine.core import EngineConfig
 from shoal_engine.engine import Engine
 from shoal_engine.events import EngineUsage, PositionLogprobs
@@ -37,6 +39,9 @@ from shoal_engine.requests import ChoiceStart, GenerationRequest, TokenIds
 from shoal_engine.sampling_params import SamplingParams
 from shoal_engine.served_model import ServedModel
 from shoal_engine.verify.setup import Drafter, VerifySettings, open_planner
+
+if TYPE_CHECKING:
+    from shoal_engine.constraints import ConstraintCompiler
 
 DEFAULT_MODEL_LEN = 8192
 """Positions of prompt + output when nothing else is asked for and the model allows more."""
@@ -112,6 +117,8 @@ class LLM:
         self._bos_id = config.bos_token_id
         self._vocab_size = shape.vocab_size
         self._tokenizer = source.tokenizer()
+        self._eos_id = shape.eos_id
+        self._compiler: ConstraintCompiler | None = None
         self._collector = Collector()
         self._ids = itertools.count()
         replay_length = replay_length or default_replay_length(shape.window, shape.backtrack)
@@ -229,7 +236,21 @@ class LLM:
             choices=(ChoiceStart(),) * params.n,
             arrival=float(number),
             recover_in_place=True,
+            constraint=None if params.constraint is None else self._compiled(params.constraint),
         )
+
+    def _compiled(self, constraint: OutputConstraint) -> Constraint:
+        if self._compiler is None:
+            # Imported when first needed: most offline use has no constraints, and the engine is an extra.
+            try:
+                from shoal_engine.constraints import ConstraintCompiler, GrammarTokenizer
+            except ImportError as error:
+                raise InvalidArgument.at("constraint", "needs llguidance: pip install shoal[decode_worker]") from error
+            tokenizer = GrammarTokenizer(
+                self.get_tokenizer().to_str(), vocab_size=self._vocab_size, eos_id=self._eos_id
+            )
+            self._compiler = ConstraintCompiler(tokenizer)
+        return self._compiler.compile(constraint).result()
 
     def _run(self, requests: list[GenerationRequest], shows_progress: bool) -> list[RequestOutput]:
         waiting = deque(requests)

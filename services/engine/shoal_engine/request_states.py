@@ -8,6 +8,7 @@ from shoal_common.errors import InvalidArgument
 
 from shoal_engine.acceptance import StopRule, end_after
 from shoal_engine.admission import check_capacity, check_prompt, check_token_ids
+from shoal_engine.constraint import Matcher
 from shoal_engine.events import TokenEntry
 from shoal_engine.model_port import ModelShape
 from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest
@@ -29,7 +30,7 @@ def new_state(
 ) -> RequestState:
     """The state of a request that holds nothing yet.
 
-    raises   PromptTooLong, TokenOutOfRange, InvalidArgument, ExceedsCapacity
+    raises   PromptTooLong, TokenOutOfRange, InvalidArgument, ExceedsCapacity; what a matcher raises
     """
     is_generation = isinstance(request, GenerationRequest)
     length = len(request.prompt_ids)
@@ -37,7 +38,8 @@ def new_state(
     if isinstance(request, PrefillRequest):
         check_capacity(length, (ChoiceStart(),), _PREFILL_RULE, shape.block_count, shape.slot_count)
         return RequestState(request=request, number=number, sequences=[Sequence(0)], seeds=(), rule=_PREFILL_RULE)
-    rule = StopRule.of(request.params, eos_id=shape.eos_id, room=max_context - length)
+    is_constrained = request.constraint is not None
+    rule = StopRule.of(request.params, eos_id=shape.eos_id, room=max_context - length, is_constrained=is_constrained)
     check_token_ids("params.stop_token_ids", sorted(request.params.stop_token_ids), shape.vocab_size)
     check_token_ids("params.logit_bias", sorted(request.params.logit_bias), shape.vocab_size)
     for i, word in enumerate(request.params.bad_words):
@@ -46,6 +48,9 @@ def new_state(
     _check_forced_stops(request.params.forced_ids, rule)
     sequences = [_sequence(i, choice, rule, shape) for i, choice in enumerate(request.choices)]
     check_capacity(length, request.choices, rule, shape.block_count, shape.slot_count)
+    for sequence in sequences:
+        if not sequence.is_done:
+            sequence.matcher = _matcher(request, sequence)
     return RequestState(
         request=request,
         number=number,
@@ -105,6 +110,18 @@ def _sequence(index: int, choice: ChoiceStart, rule: StopRule, shape: ModelShape
         if reason is not None:
             sequence.end(reason)
     return sequence
+
+
+def _matcher(request: GenerationRequest, sequence: Sequence) -> Matcher | None:
+    """Behind the tokens so far. Raises InvalidArgument for tokens that the constraint forbids, ConstraintFailed."""
+    if request.constraint is None:
+        return None
+    matcher = request.constraint.matcher(avoids_end=request.params.ignore_eos)
+    for place, token in enumerate(sequence.output):
+        if not matcher.accept(token):
+            field = f"choices[{sequence.index}].output_ids[{place}]"
+            raise InvalidArgument.at(field, f"token {token} does not fit the constraint", reason="OUTPUT_UNFIT")
+    return matcher
 
 
 def _check_forced_stops(forced_ids: tuple[int, ...], rule: StopRule) -> None:

@@ -94,11 +94,12 @@ class SamplingSpec:
         sequences = {f"bad_words[{i}]": word for i, word in enumerate(self.bad_words)} | {"forced_ids": self.forced_ids}
         for name, ids in sequences.items():
             for token in ids:
-                _number(name, token, whole=True)
+                _within(name, token, 0, 2**32 - 1, whole=True)
+        forced = np.array(self.forced_ids, dtype=np.int64)
         for i, word in enumerate(self.bad_words):
-            for end in range(len(word), len(self.forced_ids) + 1):
-                if self.forced_ids[end - len(word) : end] == word:
-                    raise InvalidArgument.at(f"bad_words[{i}]", f"is forced at output index {end - len(word)}")
+            at = _first_occurrence(forced, word)
+            if at is not None:
+                raise InvalidArgument.at(f"bad_words[{i}]", f"is forced at output index {at}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,3 +184,13 @@ def _number(name: str, value: object, *, whole: bool) -> None:
     # What the offline LLM is called with comes straight from its user; True and False are no numbers there.
     if not isinstance(value, Integral if whole else Real) or isinstance(value, bool):
         raise InvalidArgument.at(name, f"must be a {'whole ' if whole else ''}number, got {value!r}")
+
+
+def _first_occurrence(ids: TokenIds, word: tuple[int, ...]) -> int | None:
+    """Where `word` first stands in `ids`. Whole arrays at a time: both may be long, and requests come from anyone."""
+    starts = np.arange(len(ids) - len(word) + 1)
+    for i in reversed(range(len(word))):
+        starts = starts[ids[starts + i] == word[i]]
+        if not starts.size:
+            return None
+    return int(starts[0])

@@ -52,6 +52,14 @@ def row_mask(mask: Mask | None, banned: frozenset[int], forced: int | None, voca
     return kept
 
 
+def bans_beside(mask: Mask | None, banned: frozenset[int], stop_ids: frozenset[int], vocab: int) -> frozenset[int]:
+    """The bans that hold beside a constraint's mask: where that allows nothing but stops, the answer is complete."""
+    if mask is None or not banned & stop_ids:
+        return banned
+    left = row_mask(mask, banned, None, vocab)
+    return banned - stop_ids if left is not None and is_empty(left, vocab) else banned
+
+
 def is_empty(mask: Mask, vocab: int) -> bool:
     """Whether no id below `vocab` is left."""
     whole = vocab // 32

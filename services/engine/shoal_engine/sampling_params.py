@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from shoal_common.constraints import OutputConstraint
 from shoal_common.errors import InvalidArgument
 
 from shoal_engine.requests import MAX_SEED, SamplingSpec
@@ -31,6 +32,7 @@ class SamplingParams:
     forced_ids         what the output begins with, whatever the model says
     prompt_logprobs    like top_logprobs, of every prompt token after the first, under the model itself; the prompt must
                        not be longer than the engine's replay
+    constraint         what every output must be: `shoal_common.constraints.normalise(ConstraintKind.REGEX, "a+")`
     raises             InvalidArgument (a MeshError) naming the field
     """
 
@@ -52,6 +54,7 @@ class SamplingParams:
     bad_words: Sequence[Sequence[int]] = ()
     forced_ids: Sequence[int] = ()
     prompt_logprobs: int | None = None
+    constraint: OutputConstraint | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, Integral) or not 1 <= self.n <= MAX_CHOICES:

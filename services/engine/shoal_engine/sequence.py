@@ -12,9 +12,11 @@ from enum import Enum
 
 import numpy as np
 from shoal_common.draft_counts import DraftCounts
+from shoal_common.errors import MeshError
 
 from shoal_engine.acceptance import StopRule
 from shoal_engine.block_pool import BLOCK_TOKENS
+from shoal_engine.constraint import Matcher
 from shoal_engine.events import ChoiceEnd, EngineUsage, FinishReason, PositionLogprobs
 from shoal_engine.logical_rows import RowKind
 from shoal_engine.replay import PromptRun
@@ -50,10 +52,12 @@ class Sequence:
     index: int
     output: list[int] = field(default_factory=list)
     history: TokenHistory | None = None  # of the output, where penalties need it
+    matcher: Matcher | None = None  # behind the last output token, where the request has a constraint
     is_done: bool = False
     finish_reason: FinishReason | None = None
     is_paused: bool = False
     is_stuck: bool = False  # no token may come next: its request fails
+    failure: MeshError | None = None  # of its constraint, why it is stuck
     slot: int | None = None
     slot_generation: int = 0
     blocks: list[int] = field(default_factory=list)

@@ -18,11 +18,13 @@ from shoal_model.shipping import ship
 from shoal_model.synthetic import Synthetic
 from torch import Tensor
 
+from shoal_engine.constraint import Mask
 from shoal_engine.errors import NotEnoughMemory
 from shoal_engine.events import PositionLogprobs
 from shoal_engine.logical_rows import RowKind
+from shoal_engine.matching import DraftMasks
 from shoal_engine.model_port import Draft, DraftStart, ModelShape, Sampled, TokenContext
-from shoal_engine.row_rules import banned_ids
+from shoal_engine.row_rules import banned_ids, bans_beside
 from shoal_engine.sample_rows import draft_row, is_plain, position_logprobs, sample_row
 
 _LOGIT_ROWS = 64
@@ -140,9 +142,14 @@ class ServedModel:
             Anchor(slot=s.slot, position=s.position, token_id=s.token_id, window_start=s.window_start) for s in starts
         ]
         head = self._model.draft(anchors)
-        first = [draft_row(_ahead(start, []), self._shape.vocab_size) for start in starts]
+        vocab = self._shape.vocab_size
+        first = [draft_row(_ahead(start, [], None, vocab), vocab) for start in starts]
         # What a plain first draft allows later ones allow too, but for what depends on the drafts before them.
-        plain = [i for i, row in enumerate(first) if row.sampling.is_plain and not starts[i].context.spec.bad_words]
+        plain = [
+            i
+            for i, (start, row) in enumerate(zip(starts, first, strict=True))
+            if row.sampling.is_plain and not start.context.spec.bad_words and start.matcher is None
+        ]
         others = sorted({*range(len(starts))} - {*plain})
         drafts: dict[int, Draft] = {}
         if plain:
@@ -163,21 +170,25 @@ class ServedModel:
         confidence: list[list[float]] = [[] for _ in starts]
         margins: list[list[float]] = [[] for _ in starts]
         previous = [s.token_id for s in starts]
+        masks = DraftMasks([start.matcher for start in starts], self._shape.vocab_size)
         for j in range(width):
             before = ship(torch.tensor(previous, dtype=torch.int64), self._model.device)
             step = self._model.markov_step(before, head.base_logits[:, j], head.hidden[:, j])
+            vocab = step.logits.shape[1]
             rows = [
-                draft_row(_ahead(start, assumed), step.logits.shape[1])
-                for start, assumed in zip(starts, drafted, strict=True)
+                draft_row(_ahead(start, assumed, masks.mask(i), vocab), vocab)
+                for i, (start, assumed) in enumerate(zip(starts, drafted, strict=True))
             ]
             chosen = sample(step.logits, rows, in_place=True, wants_margins=True)
             previous = chosen.token_ids.tolist()
             logits = step.confidence_logit.tolist()
             won_by = [] if chosen.margins is None else chosen.margins.tolist()
             for i, token in enumerate(previous):
+                masks.took(i, token)
                 drafted[i].append(token)
                 confidence[i].append(logits[i])
                 margins[i] += won_by[i : i + 1]
+        masks.close()
         return [Draft(tuple(d), tuple(c), tuple(m)) for d, c, m in zip(drafted, confidence, margins, strict=True)]
 
     def choice_seed(self, seed: int, choice: int) -> int:
@@ -251,9 +262,10 @@ def _to_bytes(values: Tensor) -> bytes:
     return values.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _ahead(start: DraftStart, assumed: list[int]) -> TokenContext:
+def _ahead(start: DraftStart, assumed: list[int], mask: Mask | None, vocab: int) -> TokenContext:
     """What decides the draft after `assumed`."""
     context, index = start.context, start.context.output_index + len(assumed)
+    banned = banned_ids(context.spec, start.stop_ids, start.min_tokens, context.output, assumed)
     return TokenContext(
         spec=context.spec,
         seed=context.seed,
@@ -262,7 +274,8 @@ def _ahead(start: DraftStart, assumed: list[int]) -> TokenContext:
         output=context.output,
         assumed=assumed,
         history=context.history,
-        banned=banned_ids(context.spec, start.stop_ids, start.min_tokens, context.output, assumed),
+        banned=bans_beside(mask, banned, start.stop_ids, vocab),
+        mask=mask,
     )
 
 

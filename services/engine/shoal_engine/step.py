@@ -14,11 +14,13 @@ from typing import Generic
 from shoal_model.segment import Segment
 
 from shoal_engine.acceptance import accept
+from shoal_engine.constraint import Mask
 from shoal_engine.events import FinishReason, PositionLogprobs, TokenEntry
+from shoal_engine.matching import RowMasks, allowed_count, emit, row_masks
 from shoal_engine.model_port import DraftStart, Hidden, Sampled, StepModel, TokenContext
 from shoal_engine.planner import VerifiedRound
 from shoal_engine.requests import GenerationRequest
-from shoal_engine.row_rules import banned_ids
+from shoal_engine.row_rules import banned_ids, bans_beside
 from shoal_engine.sequence import RequestState, Sequence
 from shoal_engine.token_history import TokenHistory
 
@@ -60,12 +62,19 @@ class FirstRow(Generic[Hidden]):
 
 
 def context_of(
-    state: RequestState, sequence: Sequence, assumed: SequenceOf[int] = (), *, ahead: int = 0
+    state: RequestState,
+    sequence: Sequence,
+    assumed: SequenceOf[int] = (),
+    *,
+    ahead: int = 0,
+    mask: Mask | None = None,
+    vocab: int = 0,
 ) -> TokenContext:
-    """What decides the token at output index len(output) + ahead."""
+    """What decides the token at output index len(output) + ahead. `vocab` belongs to a mask."""
     request = state.request
     assert isinstance(request, GenerationRequest), "only choices are sampled"
     index = len(sequence.output) + ahead
+    banned = banned_ids(request.params, state.rule.stop_ids, state.rule.min_tokens, sequence.output, assumed)
     return TokenContext(
         spec=request.params,
         seed=state.seeds[sequence.index],
@@ -74,7 +83,8 @@ def context_of(
         output=sequence.output,
         assumed=assumed,
         history=_history(state, sequence) if request.params.has_penalties else None,
-        banned=banned_ids(request.params, state.rule.stop_ids, state.rule.min_tokens, sequence.output, assumed),
+        banned=bans_beside(mask, banned, state.rule.stop_ids, vocab),
+        mask=mask,
     )
 
 
@@ -111,19 +121,23 @@ class Stepper(Generic[Hidden]):
 
         A choice that cannot go on is marked `is_stuck`; None where it has no new tokens either.
         """
+        vocab = self._model.shape.vocab_size
+        masks = [row_masks(rows.sequence.matcher, rows.sequence.drafts[: rows.width], vocab) for rows in decodes]
         contexts = [
-            context_of(rows.state, rows.sequence, rows.sequence.drafts[:ahead], ahead=ahead)
-            for rows in decodes
+            context_of(
+                rows.state, rows.sequence, rows.sequence.drafts[:ahead], ahead=ahead, mask=mask.at(ahead), vocab=vocab
+            )
+            for rows, mask in zip(decodes, masks, strict=True)
             for ahead in range(rows.width + 1)
         ]
         if not contexts:
             return
         sampled = self._model.sample(hidden, range(len(contexts)), contexts)
         first = 0
-        for rows in decodes:
+        for rows, mask in zip(decodes, masks, strict=True):
             mine = sampled[first : first + rows.width + 1]
             first += rows.width + 1
-            yield rows, self._apply(rows, mine)
+            yield rows, self._apply(rows, mine, mask)
 
     def take_rounds(self) -> list[VerifiedRound]:
         """What became of the drafts since this was last asked."""
@@ -148,16 +162,20 @@ class Stepper(Generic[Hidden]):
         if not fresh:
             return []
         state = start.state
-        contexts = [context_of(state, sequence) for sequence in fresh]
+        vocab = self._model.shape.vocab_size
+        masks = [row_masks(sequence.matcher, (), vocab) for sequence in fresh]
+        contexts = [
+            context_of(state, one, mask=mask.at(0), vocab=vocab) for one, mask in zip(fresh, masks, strict=True)
+        ]
         sampled = self._model.sample(start.hidden, [start.row] * len(fresh), contexts)
         entries: list[tuple[Sequence, TokenEntry | None]] = []
-        for sequence, token in zip(fresh, sampled, strict=True):
-            if token.is_stuck:
-                sequence.is_stuck = True
+        for sequence, token, mask in zip(fresh, sampled, masks, strict=True):
+            if token.is_stuck or mask.fails_at(0):
+                sequence.is_stuck, sequence.failure = True, mask.failure
                 entries.append((sequence, None))
                 continue
             outcome = accept((), [token.token_id], 0, state.rule)
-            sequence.output.append(token.token_id)
+            emit(sequence, [token.token_id])
             entries.append((sequence, self._entry(state, sequence, [token], 0, outcome.finish_reason)))
         return entries
 
@@ -175,6 +193,7 @@ class Stepper(Generic[Hidden]):
         if not starts:
             return 0
         for (sequence, width), made in zip(targets, self._model.draft(starts, widest), strict=True):
+            width = allowed_count(sequence.matcher, made.token_ids[:width])
             sequence.drafts = list(made.token_ids[:width])
             sequence.confidence_logits = made.confidence_logits[:width]
             sequence.margins = made.margins[:width]
@@ -213,19 +232,21 @@ class Stepper(Generic[Hidden]):
             outputs=chunk_outputs(rows),
         )
 
-    def _apply(self, rows: DecodeRows, sampled: SequenceOf[Sampled]) -> TokenEntry | None:
+    def _apply(self, rows: DecodeRows, sampled: SequenceOf[Sampled], masks: RowMasks) -> TokenEntry | None:
         sequence, state = rows.sequence, rows.state
         tokens = [token.token_id for token in sampled]
         outcome = accept(sequence.drafts[: rows.width], tokens, len(sequence.output), state.rule)
-        stuck = [i for i, token in enumerate(sampled[: outcome.emitted]) if token.is_stuck]
+        emitted = sampled[: outcome.emitted]
+        stuck = [i for i, token in enumerate(emitted) if token.is_stuck or masks.fails_at(i)]
         if stuck:
             # Rows behind an output that never comes do not count, stuck or not.
             outcome, sequence.is_stuck = outcome.below(stuck[0]), True
+            sequence.failure = masks.failure if masks.fails_at(stuck[0]) else None
         else:
             right = next((i for i in range(rows.width) if sequence.drafts[i] != tokens[i]), rows.width)
             self._rounds.append(VerifiedRound(rows.plan_index, rows.width, right))
         index, old = len(sequence.output), sequence.frontier
-        sequence.output += tokens[: outcome.emitted]
+        emit(sequence, tokens[: outcome.emitted])
         sequence.frontier += outcome.frontier
         drafted = len(sequence.drafts)
         sequence.drop_drafts()
@@ -288,6 +309,7 @@ class Stepper(Generic[Hidden]):
             context=context_of(state, sequence),
             stop_ids=state.rule.stop_ids,
             min_tokens=state.rule.min_tokens,
+            matcher=sequence.matcher,
         )
 
 

@@ -65,6 +65,8 @@ class Workers:
                 decode_pb.PrefillTarget(instance_id=one.instance_id, address=one.address) for one in placement.prefill
             ],
         )
+        if prepared.constraint is not None:
+            request.constraint.CopyFrom(prepared.constraint.message())
         if prepared.is_exact:
             request.determinism = sampling_pb2.DETERMINISM_EXACT
         if placement.numerics_id:

@@ -47,6 +47,7 @@ class ChatFields:
     forced_ids: tuple[int, ...]
     prompt_logprobs: int | None
     is_exact: bool
+    is_parallel: bool
     effort_number: int | None
     temperature: float | None
     top_p: float | None
@@ -86,6 +87,7 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
         forced_ids=tuple(extension.token_ids("forced_ids", vocab_size, MAX_FORCED_IDS) or ()),
         prompt_logprobs=extension.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
         is_exact=_is_exact(extension),
+        is_parallel=top.boolean("parallel_tool_calls") is not False,
         effort_number=_effort_number(body),
         temperature=top.number("temperature", 0, 2),
         top_p=top.number("top_p", 0, 1),

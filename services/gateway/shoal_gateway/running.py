@@ -142,7 +142,7 @@ class Running:
         if self.waits and self._prepared.is_exact and not self.session.keeps_exact(placement.numerics_id):
             self.fail(ExactnessLost("no worker is left that would go on with the same bits", retry_after_s=1.0))
             return
-        attempt = self.session.place(placement.numerics_id)
+        attempt = self.session.place(placement.numerics_id, placement.constraint_id)
         if attempt is not None:
             self._worker_id = placement.decode.instance_id
             self._received = self.session.journal.counts()
@@ -261,6 +261,8 @@ class Running:
             self._complete()
 
     def _attempt_failed(self, attempt: int, error: MeshError) -> None:
+        if self._prepared.constraint is not None:
+            error = self._prepared.constraint.as_asked(error)
         was_current = self.session.is_current(attempt)
         verdict = self.session.failed(attempt, error)
         if not was_current:

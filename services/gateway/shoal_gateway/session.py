@@ -75,8 +75,9 @@ class Session:
         self.journal = Journal(choice_count)
         self.phase = Phase.WAITING
         self.attempt = 0
-        self.numerics_id = ""
+        self.numerics_id = self.constraint_id = ""
         self.is_exact = True
+        self.was_admitted = False
         self._refusals = 0
         self._losses = 0
         self._internal_errors = 0
@@ -90,12 +91,12 @@ class Session:
         """A worker holds the request, as far as we know."""
         return self.phase in (Phase.OPENING, Phase.RUNNING)
 
-    def place(self, numerics_id: str) -> int | None:
+    def place(self, numerics_id: str, constraint_id: str = "") -> int | None:
         """A placement came. Returns the number of the attempt to open, None if nothing waits for one."""
         if self.phase is not Phase.WAITING:
             return None
         self.is_exact = self.is_exact and self.keeps_exact(numerics_id)
-        self.numerics_id = numerics_id
+        self.numerics_id, self.constraint_id = numerics_id, constraint_id
         self.phase = Phase.OPENING
         self.attempt += 1
         return self.attempt
@@ -104,7 +105,7 @@ class Session:
         """The worker holds the request. False if that attempt is no longer the current one."""
         if attempt != self.attempt or not self.is_running:
             return False
-        self.phase = Phase.RUNNING
+        self.phase, self.was_admitted = Phase.RUNNING, True
         return True
 
     def is_current(self, attempt: int) -> bool:

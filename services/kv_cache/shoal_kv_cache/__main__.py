@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -13,17 +14,18 @@ from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as pb_grpc
 from shoal_common.admin import Work
 from shoal_common.bus import Bus
-from shoal_common.errors import MeshError
+from shoal_common.errors import MeshError, Unavailable
 from shoal_common.instance import Addresses, Instance
 from shoal_common.kv_transport import KvTransportServicer, StreamCall, StreamServer, host_id, host_of, open_engines
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
+from shoal_common.presence_bucket import PresenceBucket
 from shoal_common.process import Process, begin, run
 from shoal_common.rpc import AddressInUse, Readiness, Service, refused
 from shoal_common.settings import SharedSettings, load_or_exit
 from shoal_common.watcher import Watcher
 
-from shoal_kv_cache.cluster.members import NODE_LABEL, ROLE
+from shoal_kv_cache.cluster.members import NODE_LABEL, ROLE, Peer, peer_of
 from shoal_kv_cache.config import KvCacheConfig
 from shoal_kv_cache.node import Node
 from shoal_kv_cache.node_id import stable_node_id
@@ -33,6 +35,8 @@ from shoal_kv_cache.tiers.remote import RemoteStore, open_remote
 from shoal_kv_cache.tiers.ssd import Fsync, SsdTier
 
 SERVICE = ROLE
+
+_CONNECT_LOOK_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
                 shared.transfer_engine_names, host=host_of(config.advertised_address or config.listen_address)
             ),
             stream_address=lambda: config.stream_advertised_address or (stream.address if stream is not None else ""),
+            call_socket=lambda: stream.call_socket if stream is not None else "",
         )
         recovered = await node.recover()
     except (MeshError, ValueError) as error:
@@ -80,11 +85,14 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
         except AddressInUse as error:
             raise refused(SERVICE, error) from error
 
-    def down(instance_id: str) -> None:
-        node.acquirer.release_owner(instance_id)
-        node.members.down(instance_id)
+    watcher = Watcher(bus, mesh=shared.mesh, on_up=node.up, on_down=node.down)
 
-    watcher = Watcher(bus, mesh=shared.mesh, on_up=node.members.up, on_down=down)
+    async def prepare() -> None:
+        # Without NATS it is not ready: it may be away, with flushes that it does not know of.
+        while not await bus.wait_connected(_CONNECT_LOOK_S):
+            pass
+        await node.flushes.catch_up(await _live_peers(bus, shared.mesh))
+
     instance = Instance(
         process=process,
         shared=shared,
@@ -102,7 +110,8 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
             labels={"host_id": host_id(), NODE_LABEL: node_id},
         ),
         sample_load=lambda: LoadReport(running=len(node.store.index.leases)),
-        readiness=Readiness("nats"),
+        readiness=Readiness("nats", "engine"),
+        is_healthy=lambda: node.is_healthy,
     )
     observe_node(process.metrics, node)
     node.start()
@@ -118,6 +127,7 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
                 ),
             ],
             drain_grace_s=config.drain_grace_s,
+            prepare=prepare,
             drain=node.write_out,
         )
     finally:
@@ -125,6 +135,24 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
         if stream is not None:
             await asyncio.to_thread(stream.close)
         await node.stop()
+
+
+async def _live_peers(bus: Bus, mesh: str) -> list[Peer]:
+    """The other nodes, as far as the bus tells; those that it does not tell of now are asked when they are heard."""
+    if bus.is_off:
+        return []
+    try:
+        entries = await PresenceBucket(bus, mesh).read_all()
+    except Unavailable as error:
+        logger.info("no snapshot of the fleet", extra={"error": error.message})
+        return []
+    peers = []
+    for raw in entries.values():
+        with contextlib.suppress(ValueError):
+            presence = Presence.from_json(raw)
+            if presence.role == ROLE:
+                peers.append(peer_of(presence))
+    return peers
 
 
 def _open_ssd(config: KvCacheConfig) -> SsdTier | None:

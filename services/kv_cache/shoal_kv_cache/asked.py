@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from google.protobuf.duration_pb2 import Duration
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal_common.errors import InvalidArgument
@@ -15,6 +16,7 @@ from shoal_kv_cache.core.found import NO_SLAB, Found
 from shoal_kv_cache.core.prefix_plan import Level, Reach, Whereabouts, Wish
 from shoal_kv_cache.movement.promotion import OnDisk
 from shoal_kv_cache.movement.sources import Sighting
+from shoal_kv_cache.payload_checks import MAX_POSITIONS, check_names
 
 _TIERS = {
     Level.RAM: pb.TIER_RAM,
@@ -22,6 +24,7 @@ _TIERS = {
     Level.PEERS: pb.TIER_PEERS,
     Level.REMOTE: pb.TIER_REMOTE,
 }
+_MAX_ID_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,27 +46,34 @@ class Asked:
 
 def asked_of(request: pb.AcquireRequest, *, max_lease_s: float, budget_s: float) -> Asked:
     """Raises InvalidArgument (MALFORMED_CHAIN) naming the field."""
-    if set(map(len, request.block_hashes)) - {HASH_BYTES}:
+    hashes = list(request.block_hashes)
+    if set(map(len, hashes)) - {HASH_BYTES}:
         raise InvalidArgument.at("block_hashes", f"each must be {HASH_BYTES} bytes", reason="MALFORMED_CHAIN")
     for field in ("max_hit_tokens", "position_begin"):
         if getattr(request, field) % BLOCK_TOKENS:
             raise InvalidArgument.at(field, f"must be a multiple of {BLOCK_TOKENS}", reason="MALFORMED_CHAIN")
-    if not request.lease_id:
-        raise InvalidArgument.at("lease_id", "must not be empty")
+    # A zero byte is in the names of this node's own leases.
+    # Another node adds its own name to what it was given.
+    max_chars = 2 * _MAX_ID_CHARS if request.is_from_peer else _MAX_ID_CHARS
+    if not 0 < len(request.lease_id) <= max_chars or "\0" in request.lease_id:
+        raise InvalidArgument.at("lease_id", f"must be 1 to {max_chars} characters, none of them zero")
+    if request.position_begin > MAX_POSITIONS:
+        raise InvalidArgument.at("position_begin", f"at most {MAX_POSITIONS}", reason="MALFORMED_CHAIN")
+    check_names(request.kv_id, request.numerics_id, request.tenant_tag)
     first_index = request.position_begin // BLOCK_TOKENS
     return Asked(
         lease_id=request.lease_id,
         owner_id=request.owner_id,
         group=Group(request.kv_id, request.numerics_id, request.tenant_tag),
-        hashes=list(request.block_hashes),
+        hashes=hashes,
         first_index=first_index,
         wish=Wish(
-            max_blocks=min(request.max_hit_tokens // BLOCK_TOKENS, first_index + len(request.block_hashes)),
+            max_blocks=min(request.max_hit_tokens // BLOCK_TOKENS, first_index + len(hashes)),
             want_replay=request.want_replay,
             blocks_only=request.blocks_only,
             replay_reach_tokens=request.replay_reach_tokens,
         ),
-        lease_s=min(request.time_to_live.ToTimedelta().total_seconds() or max_lease_s, max_lease_s),
+        lease_s=min(_seconds(request.time_to_live) or max_lease_s, max_lease_s),
         offer=request.offer,
         is_from_peer=request.is_from_peer,
         recompute_tokens_per_s=max(0.0, request.recompute_tokens_per_s),
@@ -71,11 +81,19 @@ def asked_of(request: pb.AcquireRequest, *, max_lease_s: float, budget_s: float)
     )
 
 
+def _seconds(duration: Duration) -> float:
+    # ToTimedelta refuses what is out of its range; a negative time is over at once.
+    return duration.seconds + duration.nanos / 1e9
+
+
 def whereabouts_of(found: Found, asked: Asked, *, is_disk_usable: bool) -> Whereabouts:
     """Positions before the chain's first hash are the caller's own affair: as good as in memory."""
     before = bytes([Level.RAM]) * found.first_index
     elsewhere = Level.SSD if is_disk_usable else Level.ABSENT
-    here = np.where(found.slabs == NO_SLAB, np.uint8(elsewhere), np.uint8(Level.RAM)).astype(np.uint8).tobytes()
+    if found.ram_count == found.block_count:
+        here = bytes([Level.RAM]) * found.block_count
+    else:
+        here = np.where(found.slabs == NO_SLAB, np.uint8(elsewhere), np.uint8(Level.RAM)).astype(np.uint8).tobytes()
     absent = bytes(found.first_index + len(asked.hashes) - len(before) - len(here))
     places = zip(found.snapshot_places.tolist(), found.snapshot_in_ram.tolist(), strict=True)
     snapshots = {

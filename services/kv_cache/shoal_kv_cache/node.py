@@ -11,26 +11,29 @@ from typing import Any
 from shoal_common.bus import Bus
 from shoal_common.errors import MeshError
 from shoal_common.kv_transport import ExportTable, KvPuller, TransferEngine
+from shoal_common.presence import Presence
 from shoal_common.rpc import Channels
 
 from shoal_kv_cache.acquires import Acquirer
+from shoal_kv_cache.cluster.flush_sync import FlushSync
 from shoal_kv_cache.cluster.forwarder import PeerSink, SegmentNames
 from shoal_kv_cache.cluster.members import Members
 from shoal_kv_cache.cluster.peer_source import PeerSource
 from shoal_kv_cache.cluster.reports import Reporter
 from shoal_kv_cache.config import KvCacheConfig
 from shoal_kv_cache.core.changes import Changes
-from shoal_kv_cache.core.entries import Entry, Key
+from shoal_kv_cache.core.entries import Entry, Group, Key
 from shoal_kv_cache.core.index import Index
 from shoal_kv_cache.core.leases import Leases
 from shoal_kv_cache.core.prefix_plan import Level
 from shoal_kv_cache.events import EventStream
 from shoal_kv_cache.flush import Flusher
+from shoal_kv_cache.flush_file import FlushFile
 from shoal_kv_cache.movement.background import Item, WriteBack
 from shoal_kv_cache.movement.promotion import Promoter
 from shoal_kv_cache.movement.remote import RemoteSink, RemoteSource
 from shoal_kv_cache.movement.sources import Source
-from shoal_kv_cache.movement.ssd import Disk, SsdSink
+from shoal_kv_cache.movement.ssd import DISK_BATCH_BYTES, Disk, SsdSink
 from shoal_kv_cache.puts import Puts
 from shoal_kv_cache.stats import NodeStats
 from shoal_kv_cache.store import Store
@@ -43,6 +46,7 @@ from shoal_kv_cache.verify import Verifier
 logger = logging.getLogger(__name__)
 
 _EXPIRY_PERIOD_S = 1.0
+_REPORT_TIMEOUT_S = 1.0
 
 
 class Node:
@@ -59,6 +63,7 @@ class Node:
         ssd: SsdTier | None = None,
         remote: RemoteStore | None = None,
         stream_address: Callable[[], str] = lambda: "",
+        call_socket: Callable[[], str] = lambda: "",
         engines: Sequence[TransferEngine] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,7 +71,13 @@ class Node:
         self._is_durable = ssd is not None and config.ssd_fsync == "always"
         self.channels, self._puller = Channels(), KvPuller(engines=engines)
         arena = open_arena(config.ram_bytes, config.slab_bytes)
-        self.exports = ExportTable(arena, max_exports=config.max_leases, stream_address=stream_address, engines=engines)
+        self.exports = ExportTable(
+            arena,
+            max_exports=config.max_leases,
+            stream_address=stream_address,
+            call_socket=call_socket,
+            engines=engines,
+        )
         self.events = EventStream(bus, mesh=mesh, instance_id=instance_id)
         index = Index(Leases(max_leases=config.max_leases), max_entries=config.max_entries, quotas=config.quotas())
         self.disk: Disk | None = None
@@ -128,7 +139,14 @@ class Node:
             clock=clock,
         )
         self.puts = Puts(self.store, self._stored)
-        self.flusher = Flusher(self.store, writers=self._writers, disk=self.disk, remote=remote)
+        self.flusher = Flusher(
+            self.store,
+            writers=self._writers,
+            disk=self.disk,
+            remote=remote,
+            file=FlushFile(ssd.directory) if ssd is not None else None,
+        )
+        self.flushes = FlushSync(self.flusher, self.members, self.channels, timeout_s=config.peer_timeout_s)
         self.verifier = Verifier(self.store, self.disk)
         self._reporter = Reporter(self.members, self._names, self.channels)
         self.stats = NodeStats(
@@ -165,7 +183,7 @@ class Node:
 
     def start(self) -> None:
         """Begins the background work."""
-        work: list[Coroutine[Any, Any, None]] = [self.events.run(), self._expire_for_ever()]
+        work: list[Coroutine[Any, Any, None]] = [self.events.run(), self._expire_for_ever(), self.flushes.run()]
         work += [writer.run() for writer in self._writers]
         if self.disk is not None:
             work.append(self.disk.tend(self.store))
@@ -180,6 +198,7 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.flushes.close()
         await self._promoter.close()
         if self.disk is not None:
             await self.disk.close()
@@ -189,24 +208,46 @@ class Node:
         await self.channels.close()
         self.store.ram.arena.close()
 
-    def expire(self) -> None:
-        """Ends the leases whose time is over."""
-        self.acquirer.expire(self._clock())
+    def up(self, presence: Presence) -> None:
+        """An instance announces itself, or says something new."""
+        peer = self.members.up(presence)
+        if peer is not None:
+            self.flushes.peer_up(peer)
 
-    async def drop_everywhere(self, key: Key) -> None:
-        """A reader found a payload damaged: it goes from every tier here, and from its owners."""
-        held = self.store.index.get_any(key)
+    def down(self, instance_id: str) -> None:
+        """An instance is gone."""
+        self.acquirer.release_owner(instance_id)
+        self.members.down(instance_id)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether all background work goes on; it ends by a bug only."""
+        return not any(task.done() for task in self._tasks)
+
+    def expire(self) -> None:
+        """Ends the leases whose time is over, and takes memory back whose writers have ended."""
+        self.acquirer.expire(self._clock())
+        self.store.fills.retry()
+
+    async def reported(self, group: Group, key: Key) -> None:
+        """A reader found a payload damaged: copies here that are go, and where one did, the others are checked too."""
+        held = self.store.index.get(group, key)
         if held is None:
             return
         name = self._names.of(held.entry)
-        self.store.drop(key, is_corrupt=True)
+        if not await self.verifier.check(held):
+            logger.info("damage reported, not found", extra={"kind": key.kind.value})
+            return
         if self._remote is not None:
             try:
-                await self._remote.delete_many(held.entry.group, [key], timeout_s=1.0)
+                # Reading it checks it, and deletes what is damaged.
+                await self._remote.get_many(
+                    group, [key], max_payload_bytes=held.entry.size_bytes, timeout_s=_REPORT_TIMEOUT_S
+                )
             except MeshError as error:
                 self.counts[Level.REMOTE].failed(error.reason)
         if name is not None:
-            await self._reporter.report(key, name)
+            await self._reporter.report(group, key, name)
 
     @property
     def queued_bytes(self) -> int:
@@ -229,6 +270,7 @@ class Node:
             name="disk",
             max_queued_bytes=config.queue_bytes,
             bytes_per_s=config.ssd_write_bytes_per_s,
+            batch_bytes=DISK_BATCH_BYTES,
         )
 
     async def _stored(self, entries: Sequence[Entry], is_from_peer: bool) -> None:

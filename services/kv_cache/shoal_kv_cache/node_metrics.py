@@ -20,6 +20,7 @@ _NODE = {
     "hit_tokens": "Tokens found usable",
     "evicted_count": "Payloads evicted",
     "corrupt_count": "Payloads dropped as damaged",
+    "unfilled_bytes": "Bytes of memory that writers keep whose puts are over",
 }
 _TIER = {
     "read_bytes": "Payload bytes read from the tier",

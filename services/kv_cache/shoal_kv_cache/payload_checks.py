@@ -14,10 +14,15 @@ from shoal_kv_cache.store import KIND
 
 MAX_PAYLOADS = 1024
 MAX_PAYLOAD_BYTES = 64 << 20
+MAX_NAME_BYTES = 128
+MAX_POSITIONS = 1 << 26
+"""Far beyond any context: what is laid out by position must not be as long as a caller says."""
+_MAX_DIMENSIONS = 8
 
 
 def check_begin(begin: pb.PutBegin) -> None:
     """Raises InvalidArgument (MALFORMED_PAYLOAD) naming the first wrong field."""
+    check_names(begin.kv_id, begin.numerics_id, begin.tenant_tag)
     if len(begin.payloads) > MAX_PAYLOADS:
         raise malformed("begin.payloads", f"{len(begin.payloads)} payloads, at most {MAX_PAYLOADS}")
     if len(begin.parent_hashes) != len(begin.payloads):
@@ -26,6 +31,17 @@ def check_begin(begin: pb.PutBegin) -> None:
         _check(f"begin.payloads[{index}]", payload, begin.kv_id)
         if len(begin.parent_hashes[index]) != HASH_BYTES:
             raise malformed(f"begin.parent_hashes[{index}]", f"must be {HASH_BYTES} bytes")
+
+
+def check_names(kv_id: str, numerics_id: str, tenant_tag: bytes) -> None:
+    """Raises InvalidArgument for names longer than any that we make: every place that keeps them has its own limit."""
+    for field, size in (
+        ("kv_id", len(kv_id.encode())),
+        ("numerics_id", len(numerics_id.encode())),
+        ("tenant_tag", len(tenant_tag)),
+    ):
+        if size > MAX_NAME_BYTES:
+            raise InvalidArgument.at(field, f"{size} bytes, at most {MAX_NAME_BYTES}")
 
 
 def malformed(field: str, description: str) -> InvalidArgument:
@@ -44,6 +60,10 @@ def _check(where: str, payload: transport_pb.Payload, kv_id: str) -> None:
         raise malformed(f"{where}.position_end", f"must be a multiple of {BLOCK_TOKENS} above position_begin")
     if KIND[payload.kind] is Kind.BLOCK and payload.position_end - payload.position_begin != BLOCK_TOKENS:
         raise malformed(f"{where}.position_begin", f"a block is {BLOCK_TOKENS} positions")
+    if payload.position_end > MAX_POSITIONS:
+        raise malformed(f"{where}.position_end", f"at most {MAX_POSITIONS}")
+    if len(payload.shape) > _MAX_DIMENSIONS:
+        raise malformed(f"{where}.shape", f"{len(payload.shape)} dimensions, at most {_MAX_DIMENSIONS}")
     if payload.dtype not in ITEM_BYTES:
         raise malformed(f"{where}.dtype", f"{payload.dtype!r} is not stored")
     size_bytes = math.prod(payload.shape) * ITEM_BYTES[payload.dtype]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
-from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal_common.errors import ChecksumMismatch, InvalidArgument, MeshError
 
 from shoal_kv_cache.core.entries import Entry, Form, Group, Key, Kind
 from shoal_kv_cache.core.index import Outcome
+from shoal_kv_cache.core.leases import TooManyLeases
+from shoal_kv_cache.fills import Fill
 from shoal_kv_cache.payload_checks import check_begin, malformed
 from shoal_kv_cache.store import KIND, Store
 
@@ -29,6 +33,11 @@ class Puts:
         self.store = store
         self._on_stored = on_stored
         self._filling: dict[tuple[Group, Key], Put] = {}
+        self._numbers = itertools.count(1)
+
+    def next_number(self) -> int:
+        """Names a put within this node: what callers choose may come twice."""
+        return next(self._numbers)
 
     def begin(self, begin: pb.PutBegin) -> Put:
         """Raises InvalidArgument (MALFORMED_PAYLOAD) naming the field; OutOfCapacity where nothing can be evicted."""
@@ -77,14 +86,15 @@ class Put:
         self._filled_bytes = 0
         self._wanted, self._others = puts.claim(self, self._group, keys)
         self._pending = list(self._wanted)
-        self._grant: transport_pb.TransportGrant | None = None
+        self._fill: Fill | None = None
+        self._hold_id = f"\0put {puts.next_number()}"
         try:
             if self._wanted:
                 blocks = [entry.size_bytes for entry in self._entries if entry.key.kind is Kind.BLOCK]
                 self._store.ram.fit_to(min(blocks or [entry.size_bytes for entry in self._entries]))
-                self._grant = self._store.exports.grant_fill(begin.offer)
-            if self._grant is not None:
-                self._allocate(self._wanted)
+                self._allocate()
+                self._fill = self._store.fills.begin(begin.offer)
+            if self._fill is not None:
                 self._pending = []
         except BaseException:
             self.discard()
@@ -94,8 +104,9 @@ class Put:
     def wanted(self) -> pb.PutWanted:
         """What is not held yet, in the order in which it must be sent, or where it is to be written."""
         answer = pb.PutWanted(payload_ids=[self._payload_ids[index] for index in self._wanted])
-        if self._grant is not None:
-            answer.grant.CopyFrom(self._grant)
+        if self._fill is not None:
+            answer.grant.CopyFrom(self._fill.grant)
+            answer.fill_number = self._fill.number
             answer.slabs.extend(self._store.ram.arena.slabs_of(self._slabs[index] for index in self._wanted))
         return answer
 
@@ -121,11 +132,14 @@ class Put:
             raise self._failure
         if self._pending:
             raise malformed("commit", f"{len(self._pending)} payloads are missing")
+        if self._fill is not None and not self._fill.end():
+            raise malformed("commit", "the memory is still being written")
         await self._verify()
         for other in self._others:
             await other._ended.wait()
         if self._store.epochs.is_stale(self._begun, self._group.kv_id, self._group.tenant_tag):
             return 0
+        self._hold_parents()
         entries = [self._entries[index] for index in self._wanted]
         slabs, self._slabs = [self._slabs[index] for index in self._wanted], {}
         outcomes = self._store.commit(entries, slabs) if entries else []
@@ -135,20 +149,34 @@ class Put:
         return sum(outcome.is_counted for outcome in outcomes)
 
     def discard(self) -> None:
-        """Gives back what was not committed. Safe to repeat."""
+        """Gives back what was not committed, once nobody writes into it. Safe to repeat."""
         slabs, self._slabs = list(self._slabs.values()), {}
-        self._store.ram.free(slabs)
+        self._store.fills.free(slabs, self._fill)
         self._end()
 
     def _end(self) -> None:
         if not self._ended.is_set():
+            self._store.release(self._hold_id)
             self._puts.end(self._group, [self._entries[index].key for index in self._wanted])
             self._ended.set()
 
-    def _allocate(self, indices: Sequence[int]) -> None:
-        sizes = [self._entries[index].size_bytes for index in indices]
+    def _hold_parents(self) -> None:
+        """What the new entries stand on stays while room is made for them."""
+        entries = [self._entries[index] for index in self._wanted]
+        new = {entry.key.block_hash for entry in entries if entry.key.kind is Kind.BLOCK}
+        old = {one.key.block_hash if one.key.kind is Kind.SNAPSHOT else one.parent_hash for one in entries} - new
+        self._store.release(self._hold_id)
+        # Without a lease to spare they may go, and what stands on them is not stored.
+        with contextlib.suppress(TooManyLeases):
+            keys = [Key(Kind.BLOCK, block_hash) for block_hash in old]
+            self._store.index.hold(self._hold_id, "", math.inf, self._group, keys)
+
+    def _allocate(self) -> None:
+        """All at once: a tenant's quota counts all of it, and what does not fit is refused before it is sent."""
+        self._hold_parents()
+        sizes = [self._entries[index].size_bytes for index in self._wanted]
         slabs = self._store.allocate(sizes, self._group.tenant_tag)
-        self._slabs.update(zip(indices, slabs, strict=True))
+        self._slabs.update(zip(self._wanted, slabs, strict=True))
 
     def _take(self, data: pb.PutData) -> None:
         if not self._pending:
@@ -159,8 +187,6 @@ class Put:
         is_next = data.payload_id == self._payload_ids[index] and data.offset == self._filled_bytes
         if not is_next or end > size_bytes:
             raise malformed("data", f"payload {self._payload_ids[index]} goes on at byte {self._filled_bytes}")
-        if index not in self._slabs:
-            self._allocate([index])
         self._store.ram.arena.write(self._slabs[index], self._filled_bytes, data.data)
         self._filled_bytes = end
         if end == size_bytes:

@@ -12,8 +12,9 @@ from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as pb_grpc
 from shoal_common.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 
 from shoal_kv_cache.asked import asked_of
+from shoal_kv_cache.cluster.flush_sync import MAX_ID_CHARS, message_of
 from shoal_kv_cache.config import KvCacheConfig
-from shoal_kv_cache.core.entries import HASH_BYTES, Key
+from shoal_kv_cache.core.entries import HASH_BYTES, Group, Key
 from shoal_kv_cache.core.flush_epochs import Filter
 from shoal_kv_cache.node import Node
 from shoal_kv_cache.puts import Put, out_of_order
@@ -47,6 +48,10 @@ class KvCacheServicer(pb_grpc.KvCacheServiceServicer):
         for lease_id in request.release_lease_ids:
             self._node.acquirer.release(lease_id)
         self._node.expire()
+        # What it holds may have been flushed while it was away.
+        flushes = self._node.flushes
+        if not flushes.may_serve() and not await flushes.wait_caught_up(asked.budget_s):
+            return pb.AcquireResponse()
         return await self._node.acquirer.acquire(asked)
 
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
@@ -89,11 +94,14 @@ class KvCacheServicer(pb_grpc.KvCacheServiceServicer):
         has_filter = request.HasField("kv_id") or request.HasField("tenant_tag")
         if has_filter == request.everything:
             raise InvalidArgument.at("everything", "set it, or a filter, and not both")
+        if len(request.flush_id) > MAX_ID_CHARS:
+            raise InvalidArgument.at("flush_id", f"at most {MAX_ID_CHARS} characters")
         flushed = await self._node.flusher.flush(
             Filter(
                 kv_id=request.kv_id if request.HasField("kv_id") else None,
                 tenant_tag=request.tenant_tag if request.HasField("tenant_tag") else None,
-            )
+            ),
+            flush_id=request.flush_id,
         )
         return pb.FlushResponse(
             block_count=flushed.block_count,
@@ -101,12 +109,19 @@ class KvCacheServicer(pb_grpc.KvCacheServiceServicer):
             remote_count=flushed.remote_count,
         )
 
+    async def ListFlushes(self, request: pb.ListFlushesRequest, context: Context) -> pb.ListFlushesResponse:
+        log = self._node.flusher.log
+        if request.known_digest == log.digest():
+            return pb.ListFlushesResponse()
+        return pb.ListFlushesResponse(records=[message_of(one) for one in log.records], has_forgotten=log.has_forgotten)
+
     async def ReportCorrupt(self, request: pb.ReportCorruptRequest, context: Context) -> pb.ReportCorruptResponse:
         if request.kind not in KIND:
             raise InvalidArgument.at("kind", "only blocks and encoder windows are stored")
         if len(request.block_hash) != HASH_BYTES:
             raise InvalidArgument.at("block_hash", f"must be {HASH_BYTES} bytes")
-        await self._node.drop_everywhere(Key(KIND[request.kind], request.block_hash))
+        group = Group(request.kv_id, request.numerics_id, request.tenant_tag)
+        await self._node.reported(group, Key(KIND[request.kind], request.block_hash))
         return pb.ReportCorruptResponse()
 
     async def ListHeld(self, request: pb.ListHeldRequest, context: Context) -> AsyncIterator[pb.ListHeldResponse]:

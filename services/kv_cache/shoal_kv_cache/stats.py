@@ -98,6 +98,7 @@ class NodeStats:
             "hit_tokens": counts.hit_tokens,
             "evicted_count": counts.evicted_count,
             "corrupt_count": counts.corrupt_count,
+            "unfilled_bytes": self.store.fills.kept_bytes,
         }
 
     def _tier(self, level: Level, usage: Usage) -> pb.TierStats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
@@ -15,6 +15,7 @@ from shoal_kv_cache.core.flush_epochs import FlushEpochs
 from shoal_kv_cache.core.found import Found, FoundSnapshot
 from shoal_kv_cache.core.index import Index, Outcome
 from shoal_kv_cache.events import EventStream
+from shoal_kv_cache.fills import Fills
 from shoal_kv_cache.tier_counts import TierCounts
 from shoal_kv_cache.tiers.ram import RamTier
 
@@ -64,6 +65,7 @@ class Store:
         self.index, self.ram, self.exports, self.events = index, ram, exports, events
         self.counts, self.ram_counts = Counts(), TierCounts()
         self.epochs = FlushEpochs()
+        self.fills = Fills(ram, exports)
         self._forget_on_disk = forget_on_disk
         self._exported: dict[str, Export] = {}
 
@@ -73,7 +75,7 @@ class Store:
             self.ram.free(changes.freed_slabs)
         if changes.freed_ssd:
             self._forget_on_disk(changes.freed_ssd)
-        self.events.emit(changes)
+        self.events.emit(changes, is_empty=not len(self.index))
 
     # Leases
 
@@ -139,12 +141,16 @@ class Store:
 
     def allocate(self, sizes: Sequence[int], tenant_tag: bytes) -> list[int]:
         """Slabs for payloads of these sizes, evicting what can go. Raises OutOfCapacity, then nothing is held."""
+        self.fills.retry()
         lacking = self.ram.lacking_bytes(sizes)
         while lacking:
             changes = Changes()
             # Some more at once: a search for every block of a put would cost more than what it finds.
             wanted = max(lacking, min(_EVICT_BYTES, self.ram.capacity_bytes // 64))
             freed = self.index.evict_ram(wanted, changes, tenant_tag=tenant_tag)
+            if not freed:
+                # So much may be more than the tenant's quota has left.
+                freed = self.index.evict_ram(lacking, changes, tenant_tag=tenant_tag)
             self.counts.evicted_count += len(changes.freed_slabs)
             self.settle(changes)
             lacking = self.ram.lacking_bytes(sizes) if freed else 0
@@ -153,7 +159,8 @@ class Store:
             taken.extend(self.ram.arena.allocate(size) for size in sizes)
         except ArenaFull as error:
             self.ram.free(taken)
-            raise OutOfCapacity(f"everything held is pinned: {error.message}", reason="OUT_OF_SPACE") from error
+            message = f"everything held is pinned, or within the quotas of others: {error.message}"
+            raise OutOfCapacity(message, reason="OUT_OF_SPACE") from error
         return taken
 
     # Entries
@@ -173,22 +180,31 @@ class Store:
         self.ram_counts.wrote(sum(entry.size_bytes for entry in stored))
         return outcomes
 
-    def drop(self, key: Key, *, is_corrupt: bool = False) -> int:
-        """Makes an entry and what stands on it invisible; returns how many went."""
-        changes = Changes()
-        dropped_count = self.index.drop(key, changes)
-        if is_corrupt and dropped_count:
-            self.counts.corrupt_count += 1
-        self.settle(changes)
-        return dropped_count
+    def drop_damaged(self, copies: Iterable[tuple[Entry, int]]) -> int:
+        """Checks copies in memory, by their first slabs; those that are not what they should be go. Returns how many.
+
+        With one that has no copy on disk what stands on it goes too.
+        """
+        damaged_count = 0
+        for entry, slab in copies:
+            if self.ram.arena.checksum(slab, entry.size_bytes) == entry.checksum:
+                continue
+            changes = Changes()
+            # One that moved or went meanwhile is not damaged.
+            if self.index.lose_slab(entry.key, slab, changes):
+                damaged_count += 1
+            self.settle(changes)
+        self.counts.corrupt_count += damaged_count
+        return damaged_count
 
     def _make_entries(self, count: int, entries: Sequence[Entry]) -> bool:
         while self.index.free_entries < count:
             changes = Changes()
             size = _EVICT_AT_ONCE * max(entry.size_bytes for entry in entries)
             # An entry goes with its last copy: disk first, since memory alone would leave most of them in the table.
-            self.index.evict_ssd(size, changes)
-            self.index.evict_ram(size, changes)
+            tenant_tag = entries[0].group.tenant_tag
+            self.index.evict_ssd(size, changes, tenant_tag=tenant_tag)
+            self.index.evict_ram(size, changes, tenant_tag=tenant_tag)
             self.counts.evicted_count += len(changes.removed)
             self.settle(changes)
             if not changes.removed and not changes.freed_slabs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
@@ -40,19 +41,23 @@ class Verifier:
                 yield progress
         yield pb.VerifyResponse(is_done=True)
 
+    async def check(self, held: Held) -> int:
+        """Reads both copies of one entry and drops what is damaged; how many that were.
+
+        A disk that cannot be read now is left for later: what is read of it is checked then.
+        """
+        progress = pb.VerifyResponse()
+        self._check_memory([held], progress)
+        if self._disk is not None:
+            with contextlib.suppress(MeshError):
+                await self._check_disk([held], progress)
+        return progress.damaged_count
+
     def _check_memory(self, page: Sequence[Held], progress: pb.VerifyResponse) -> None:
-        for held in page:
-            if held.slab is None:
-                continue
-            size_bytes = held.entry.size_bytes
-            progress.checked_count += 1
-            progress.checked_bytes += size_bytes
-            if self._store.ram.arena.checksum(held.slab, size_bytes) != held.entry.checksum:
-                progress.damaged_count += 1
-                changes = Changes()
-                self._store.index.lose_slab(held.entry.key, held.slab, changes)
-                self._store.counts.corrupt_count += 1
-                self._store.settle(changes)
+        there = [(held.entry, held.slab) for held in page if held.slab is not None]
+        progress.checked_count += len(there)
+        progress.checked_bytes += sum(entry.size_bytes for entry, _ in there)
+        progress.damaged_count += self._store.drop_damaged(there)
 
     async def _check_disk(self, page: Sequence[Held], progress: pb.VerifyResponse) -> None:
         assert self._disk is not None

@@ -29,6 +29,10 @@ STATS = pb.GetStatsResponse(
         ["flush", "--tenant-tag", "abc"],
         ["flush", "--tenant-tag", "ab"],
         ["ls", "--tenant-tag", "xyz"],
+        ["stats", "--node", "nowhere"],
+        ["stats", "--node", "127.0.0.1:99999"],
+        ["stats", "--node", "http://127.0.0.1:80"],
+        ["stats", "--node", ":80"],
     ],
 )
 def test_a_filter_that_does_not_say_what_is_meant_is_one_line_and_status_2(
@@ -56,6 +60,34 @@ def test_a_node_that_does_not_answer_is_named_and_status_1(
     shown = capsys.readouterr()
     assert "127.0.0.1:1" in shown.err
     json.loads(shown.out)
+    # People see no table of nothing.
+    assert main(["kv", *command, *NOBODY, "--timeout", "5"]) == 1
+    assert "blocks  " not in capsys.readouterr().out
+
+
+def test_a_flush_says_which_nodes_it_did_not_reach(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kv", "flush", "--everything", "--json", *NOBODY, *NOBODY]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["nodes"] == 0
+    assert [one["address"] for one in shown["unreached"]] == ["127.0.0.1:1"]
+    assert main(["kv", "flush", "--everything", *NOBODY]) == 1
+    assert "nothing is flushed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan", "soon"])
+def test_a_timeout_that_is_none_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["kv", "stats", *NOBODY, "--timeout", seconds])
+    assert caught.value.code == 2
+    assert "--timeout" in capsys.readouterr().err
+
+
+def test_without_nats_a_node_can_still_be_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHOAL_NATS_URL", "off")
+    assert main(["kv", "stats", "--mesh", "nobody"]) == 2
+    assert "--node HOST:PORT" in capsys.readouterr().err
 
 
 def test_the_table_has_a_row_per_tier_and_a_line_of_hits() -> None:

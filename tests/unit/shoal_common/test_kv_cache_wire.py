@@ -182,6 +182,19 @@ async def test_a_get_is_one_call_which_goes_by_the_stream_once_that_is_known() -
             assert node.stream.connection_count == (turn > 0)
 
 
+async def test_calls_go_by_tcp_where_the_socket_for_calls_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in another network namespace: the name means nothing there.
+    monkeypatch.setattr("shoal_common.kv_transport.StreamServer.call_socket", "shoal-kv-calls-elsewhere")
+    chain, data = chain_of(3), [os.urandom(BLOCK_BYTES) for _ in range(3)]
+    async with KvNode(size_bytes=8 << 20) as node, client(node.address) as one:
+        await store(one, chain, data)
+        for turn in range(3):
+            async with one.acquired(chain, 384) as prefix:
+                assert await read(prefix, 384) == data
+            assert node.stream is not None
+            assert node.stream.connection_count == (turn > 0)
+
+
 async def test_a_stream_that_ends_is_replaced_by_grpc_without_a_miss() -> None:
     chain, data = chain_of(3), [os.urandom(BLOCK_BYTES) for _ in range(3)]
     async with KvNode(size_bytes=8 << 20) as node, client(node.address, (TCP, GRPC)) as one:

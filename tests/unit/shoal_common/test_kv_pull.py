@@ -35,9 +35,11 @@ from shoal_common.kv_transport import (
     StreamCaller,
     StreamUnreachable,
     checksum_of,
+    local_address,
     stream_address,
 )
 from shoal_common.kv_transport.destinations import DestinationPool
+from shoal_common.kv_transport.same_host import unpace
 from shoal_common.kv_transport.stream_frames import DataHead, FrameKind, Pull, pack_frame
 from shoal_common.rpc.channels import Channel
 from support.kv_ways import GRPC, SHM, TCP, Holder, block_of, holder, mutual_tls, run_of
@@ -45,6 +47,7 @@ from support.waiting import until
 
 Kinds: TypeAlias = "tuple[pb.TransportKind.ValueType, ...]"
 WAYS = [pytest.param((SHM, TCP, GRPC), id="shm"), pytest.param((TCP, GRPC), id="tcp"), pytest.param((GRPC,), id="grpc")]
+BY_TCP_OR_UNIX = pytest.mark.parametrize("is_local", [False, True], ids=["tcp", "unix"])
 
 
 def address_of(view: memoryview) -> int:
@@ -385,10 +388,11 @@ async def caller() -> StreamCaller:
     return StreamCaller()
 
 
-async def test_calls_by_the_stream_answer_and_fail_as_by_grpc(caller: StreamCaller) -> None:
+@BY_TCP_OR_UNIX
+async def test_calls_by_the_stream_answer_and_fail_as_by_grpc(caller: StreamCaller, is_local: bool) -> None:
     calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double)}
     async with holder(None, calls=calls, max_connections=64) as held:
-        address = _address(held)
+        address = _address(held, is_local=is_local)
         assert await asyncio.gather(*(_call(caller, address, str(turn)) for turn in range(20))) == [
             str(turn) * 2 for turn in range(20)
         ]
@@ -404,10 +408,13 @@ async def test_calls_by_the_stream_answer_and_fail_as_by_grpc(caller: StreamCall
     caller.close()
 
 
-async def test_a_call_outlives_the_end_of_an_idle_connection_and_not_that_of_the_server(caller: StreamCaller) -> None:
+@BY_TCP_OR_UNIX
+async def test_a_call_outlives_the_end_of_an_idle_connection_and_not_that_of_the_server(
+    caller: StreamCaller, is_local: bool
+) -> None:
     calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double)}
     async with holder(None, calls=calls, idle_s=0.05) as held:
-        address = _address(held)
+        address = _address(held, is_local=is_local)
         assert await _call(caller, address, "x") == "xx"
         await until(lambda: held.stream.connection_count == 0, what="the idle connection ends")
         assert await _call(caller, address, "y") == "yy"
@@ -416,8 +423,66 @@ async def test_a_call_outlives_the_end_of_an_idle_connection_and_not_that_of_the
     caller.close()
 
 
-def _address(held: Holder) -> str:
-    return f"127.0.0.1{held.stream.address}"
+async def test_processes_of_other_users_are_cut_off_the_socket_for_calls() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can run a process as another user")
+    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double)}
+    async with holder(None, calls=calls) as held:
+        for user, expected in ((65534, b"cut"), (0, b"kept")):
+            program = _CONNECT.format(name=held.stream.call_socket)
+            running = await asyncio.create_subprocess_exec(
+                "/usr/bin/env", "python3", "-I", "-c", program, stdout=asyncio.subprocess.PIPE, user=user
+            )
+            said, _ = await asyncio.wait_for(running.communicate(), 20)
+            assert said.strip() == expected
+
+
+async def test_no_more_connections_than_may_be_call_by_the_socket(caller: StreamCaller) -> None:
+    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double)}
+    async with holder(None, calls=calls, max_connections=2) as held:
+        address = _address(held, is_local=True)
+        slow = [asyncio.create_task(_call(caller, address, "slow", timeout_s=5)) for _ in range(2)]
+        await until(lambda: held.stream.connection_count == 2, what="both are connected")
+        with pytest.raises(StreamBroken):
+            await _call(caller, address, "x")
+        assert held.stream.refused_count == 1
+        for one in slow:
+            one.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+    caller.close()
+
+
+# Half a second of silence passes for being kept.
+_CONNECT = """
+import socket
+one = socket.socket(socket.AF_UNIX)
+one.connect(chr(0) + "{name}")
+one.settimeout(0.5)
+try:
+    print("cut" if one.recv(1) == b"" else "spoken to")
+except TimeoutError:
+    print("kept")
+except ConnectionError:
+    print("cut")
+"""
+
+
+def _address(held: Holder, *, is_local: bool = False) -> str:
+    return local_address(held.stream.call_socket) if is_local else f"127.0.0.1{held.stream.address}"
+
+
+@pytest.mark.parametrize(("from_address", "is_changed"), [("127.0.0.1", True), ("127.0.0.2", False)])
+def test_only_connections_between_two_ends_of_one_address_are_not_paced(from_address: str, is_changed: bool) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname(), 5, (from_address, 0)) as near,
+        listener.accept()[0] as far,
+    ):
+        default = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        for one in (near, far):
+            unpace(one)
+            used = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert used.rstrip(b"\0") == b"reno" if is_changed else used == default
 
 
 def test_destinations_are_used_again_only_when_nobody_looks_at_them() -> None:

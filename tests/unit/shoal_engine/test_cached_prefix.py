@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal_common.chains import HashChain
-from shoal_engine.cached_prefix import ChosenHit, block_items, choose_hit, snapshot_item
+from shoal_common.kv_cache_client import Prefix
+from shoal_engine.cached_prefix import ChosenHit, block_items, choose_hit, read_prefix, snapshot_item
 
 ROOT = b"r" * 32
 
@@ -34,6 +37,27 @@ def test_the_choice_never_runs_more_rows_than_the_other_way(hit: int, more: int,
     begins = chosen.tokens if chosen.has_snapshot else max(0, chosen.tokens - reach)
     assert begins >= (max(0, replay - reach) if replay else 0)
     assert begins >= hit
+
+
+class Unread:
+    """A prefix whose blocks are there, and not worth their loading."""
+
+    def __init__(self, present_tokens: int) -> None:
+        self.present_tokens = present_tokens
+
+    async def blocks(self, end_tokens: int) -> None:
+        raise AssertionError("nothing is read")
+
+    async def snapshot(self) -> None:
+        raise AssertionError("nothing is read")
+
+
+async def test_where_nothing_is_used_of_what_is_there_the_branch_is_known() -> None:
+    miss = ChosenHit(0, True)
+    assert await read_prefix(cast(Prefix, Unread(0)), miss) is None
+    rows = await read_prefix(cast(Prefix, Unread(384)), miss)
+    assert rows is not None
+    assert (rows.hit_tokens, list(rows.blocks), rows.branch_tokens) == (0, [], 384)
 
 
 def test_blocks_are_named_by_the_tokens_below_them() -> None:

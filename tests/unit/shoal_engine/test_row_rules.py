@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import numpy as np
@@ -76,6 +77,13 @@ def test_bans_a_forced_id_and_a_constraint_leave_what_all_of_them_allow(vocab: i
             assert np.array_equal(mask, before), "a constraint's mask is shared"
 
 
+@given(st.lists(SMALL, max_size=12).map(tuple), st.lists(SMALL, min_size=1, max_size=3).map(tuple))
+def test_a_bad_word_among_the_forced_ids_is_refused(forced: tuple[int, ...], word: tuple[int, ...]) -> None:
+    is_forced = any(forced[i : i + len(word)] == word for i in range(len(forced)))
+    with pytest.raises(InvalidArgument, match="is forced") if is_forced else contextlib.nullcontext():
+        SamplingSpec(forced_ids=forced, bad_words=(word,))
+
+
 def test_forced_ids_begin_the_output_and_then_nothing_is_forced() -> None:
     spec = SamplingSpec(forced_ids=(7, 8))
     assert [forced_id(spec, i) for i in range(4)] == [7, 8, None, None]
@@ -89,6 +97,8 @@ def test_forced_ids_begin_the_output_and_then_nothing_is_forced() -> None:
         ({"bad_words": ((1,),) * 129}, "bad_words"),
         ({"bad_words": ((1.5,),)}, "bad_words[0]"),
         ({"forced_ids": (True,)}, "forced_ids"),
+        ({"forced_ids": (2**70,)}, "forced_ids"),
+        ({"forced_ids": (1,) * 8193}, "forced_ids"),
         ({"bad_words": ((4,), (2, 3)), "forced_ids": (1, 2, 3)}, "bad_words[1]"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ],

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal_kv_cache.core import holdings, index, lookup, storing
+from shoal_kv_cache.core import holdings, lookup, pins, storing
 from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, Entry, Form, Group, Key, Kind
 from shoal_kv_cache.core.found import NO_LOCATION, NO_SLAB, Copy
@@ -31,7 +31,7 @@ ROOT = b"\xff" * 32
 @pytest.fixture(autouse=True, scope="module")
 def _short_segments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (holdings, index, lookup, storing, naive_index):
+        for module in (holdings, lookup, pins, storing, naive_index):
             patch.setattr(module, "SEGMENT_BLOCKS", SEGMENT)
         yield
 
@@ -117,6 +117,19 @@ def test_orphans_and_forms_that_differ_are_not_kept() -> None:
     assert made.store(odd, [10], changes) == [Outcome.REFUSED]
     assert made.store(chain(0, 3, 4, 4), [11, 12], changes) == [Outcome.ORPHAN] * 2
     assert changes.freed_slabs == [10, 11, 12]
+
+
+def test_what_is_on_disk_alone_is_wanted_in_memory_again() -> None:
+    made = index_with()
+    entries = chain(0, 0, 3, 2)
+    made.recover([(one, 10 + number) for number, one in enumerate(entries)], Changes())
+    keys = [one.key for one in entries]
+    assert made.missing(GROUPS[0], keys) == [True] * 4
+    changes = Changes()
+    assert made.store(entries, [0, 1, 2, 3], changes) == [Outcome.PRESENT] * 4
+    assert (changes.stored, changes.freed_slabs) == ([], [])
+    assert made.missing(GROUPS[0], keys) == [False] * 4
+    assert made.find(GROUPS[0], CHAINS[0]).usable(Copy.RAM, max_hit_tokens=1 << 20).hit_tokens == 3 * 128
 
 
 def test_a_hash_of_another_group_is_absent_wanted_and_thrown_away() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import grpc
 import pytest
-from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal_kv_cache.core.rendezvous import Ring
 from support.kv_client import TestChain, items_of
@@ -139,16 +138,24 @@ async def test_a_damaged_copy_at_an_owner_is_dropped_there_and_here_it_is_a_miss
         assert (await reader.client.acquire(chain)).replay_tokens == 4 * 128
 
 
-async def test_damage_reported_by_a_reader_is_dropped_everywhere() -> None:
-    chain = TestChain("reported", 64)
-    async with served_cluster(NAMES) as nodes:
-        await nodes[0].client.put(items_of(chain, 0, 10))
+@pytest.mark.parametrize("is_owner_damaged", [False, True])
+async def test_of_a_block_reported_as_damaged_every_bad_copy_goes_and_every_good_one_stays(
+    is_owner_damaged: bool,
+) -> None:
+    chain = next(one for one in (TestChain(f"bad {n}", 64) for n in range(99)) if owner_of(one, 0) == "b")
+    async with served_cluster(NAMES, copies=1) as nodes:
+        writer, owner, _ = nodes
+        await writer.client.put(items_of(chain, 0, 10))
         await settled(nodes)
-        report = pb.ReportCorruptRequest(kind=transport_pb.PAYLOAD_KIND_BLOCK, block_hash=chain.hashes[5])
-        await nodes[0].client.stub.ReportCorrupt(report, timeout=5)
-        for one in nodes:
-            _, blocks, _ = await one.client.held()
-            assert not blocks & set(chain.hashes[5:])
+        for one in nodes[: 1 + is_owner_damaged]:
+            slab = one.node.store.index.page(0, 100)[0][5].slab
+            assert slab is not None
+            one.node.store.ram.arena.write(slab, 0, b"damage")
+        await writer.client.report(chain, 5)
+        assert (await writer.client.held())[1] == set(chain.hashes[:5])
+        assert (await owner.client.held())[1] == set(chain.hashes[: 5 if is_owner_damaged else 10])
+        # What is left anywhere serves.
+        assert (await writer.client.acquire(chain)).replay_tokens == (5 if is_owner_damaged else 10) * 128
 
 
 async def test_another_tenant_finds_nothing_at_peers_either() -> None:

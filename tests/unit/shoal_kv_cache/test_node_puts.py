@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import events_pb2
@@ -39,7 +40,7 @@ class OpenPut:
             begin.offer.CopyFrom(self._more["offer"])
         await self._call.write(pb.PutRequest(begin=begin))
         answer = await self._call.read()
-        assert isinstance(answer, pb.PutResponse)
+        assert isinstance(answer, pb.PutResponse), await self._call.code()
         self.wanted = answer.wanted
         return self
 
@@ -257,3 +258,97 @@ async def test_a_payload_sent_in_pieces_is_whole() -> None:
 
         answers = [answer async for answer in one.client.stub.Put(messages(), timeout=10)]
         assert answers[-1].committed.stored_count == 1
+
+
+async def test_a_put_at_a_full_node_never_takes_room_from_what_it_stands_on() -> None:
+    async with served_node(ram_bytes=12 * SLAB_BYTES) as one:
+        others = TestChain("others", 4)
+        await one.client.put(items_of(CHAIN, 0, 8))
+        await one.client.put(items_of(others, 0, 4))
+        # Used again and again: by their worth the end of the chain would go first.
+        for _ in range(20):
+            await one.client.acquire(others, lease_id="used")
+            await one.client.release("used")
+        assert await one.client.put(items_of(CHAIN, 8, 12)) == 4
+        assert (await one.client.acquire(CHAIN, lease_id="look")).present_tokens == 12 * 128
+        await one.client.release("look")
+        # Nothing is left but what it stands on: refused, and that is still there.
+        with pytest.raises(grpc.aio.AioRpcError, match="pinned"):
+            await one.client.put(items_of(CHAIN, 12, 13))
+        assert (await one.client.acquire(CHAIN)).present_tokens == 12 * 128
+
+
+async def test_a_put_of_a_snapshot_at_a_full_node_never_takes_room_from_its_block() -> None:
+    offer = transport_pb.TransportOffer(kinds=[transport_pb.TRANSPORT_KIND_SHM], host_id=host_id())
+    async with served_node(ram_bytes=8 * SLAB_BYTES) as one:
+        await one.client.put(items_of(CHAIN, 0, 4))
+        with pytest.raises(grpc.aio.AioRpcError, match="pinned"):
+            await OpenPut(one, items_of(CHAIN, 0, 4, [3]), offer=offer).begin()
+        assert (await one.client.acquire(CHAIN)).present_tokens == 512
+
+
+OTHERS = [TestChain(f"within {number}", 4) for number in range(5)]
+NO_QUOTA = f"{OTHER_TENANT.hex()}=0:0"
+
+
+async def fill_up(one: ServedNode) -> None:
+    """No slab is free; slabs are a little larger than blocks, and more may have gone than was needed."""
+    rest = TestChain("rest", 20)
+    free = one.node.store.ram.arena.free_count
+    assert await one.client.put(items_of(rest, 0, free)) == free
+
+
+async def test_a_tenant_with_a_quota_of_nothing_uses_what_is_free_and_takes_nothing_from_others() -> None:
+    async with served_node(ram_bytes=20 * SLAB_BYTES, tenant_quotas=(NO_QUOTA,)) as one:
+        assert await one.client.put(items_of(CHAIN, 0, 8), tenant=OTHER_TENANT) == 8
+        assert (await one.client.acquire(CHAIN, tenant=OTHER_TENANT, lease_id="own")).present_tokens == 1024
+        await one.client.release("own")
+        for chain in OTHERS:
+            assert await one.client.put(items_of(chain, 0, 4)) == 4
+        await fill_up(one)
+        # It made room, since nobody else was over a quota.
+        assert (await one.client.acquire(CHAIN, tenant=OTHER_TENANT)).present_tokens == 0
+        held = await one.client.held()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await one.client.put(items_of(CHAIN, 0, 1), tenant=OTHER_TENANT)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await one.client.held() == held
+
+
+async def test_a_tenant_whose_own_are_pinned_takes_up_to_its_quota_from_others_and_no_more() -> None:
+    async with served_node(
+        ram_bytes=20 * SLAB_BYTES, tenant_quotas=(f"{OTHER_TENANT.hex()}={7 * SLAB_BYTES}:0",)
+    ) as one:
+        assert await one.client.put(items_of(CHAIN, 0, 4), tenant=OTHER_TENANT) == 4
+        await one.client.acquire(CHAIN, tenant=OTHER_TENANT, lease_id="pins its own")
+        for chain in OTHERS[:4]:
+            assert await one.client.put(items_of(chain, 0, 4)) == 4
+        assert await one.client.put(items_of(CHAIN, 4, 7), tenant=OTHER_TENANT) == 3
+        left = [(await one.client.acquire(chain)).present_tokens for chain in OTHERS[:4]]
+        assert 12 * 128 <= sum(left) < 16 * 128
+        await one.client.acquire(CHAIN, tenant=OTHER_TENANT, lease_id="pins these too")
+        await fill_up(one)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await one.client.put(items_of(CHAIN, 7, 8), tenant=OTHER_TENANT)
+        assert [(await one.client.acquire(chain)).present_tokens for chain in OTHERS[:4]] == left
+
+
+async def test_after_a_restart_tenants_have_what_they_had_and_their_quotas_of_the_disk_hold(tmp_path: Path) -> None:
+    def disk() -> SsdTier:
+        return open_disk(tmp_path, capacity_bytes=160 * 4096, segment_file_bytes=64 << 10)
+
+    settings: dict[str, Any] = {"tenant_ssd_bytes": 12 * BLOCK_BYTES}
+    async with served_node(ssd=disk(), **settings) as one:
+        await one.client.put(items_of(CHAIN, 0, 10))
+        for number in range(18):
+            await one.client.put(items_of(TestChain(f"greedy {number}", 8), 0, 8), tenant=OTHER_TENANT)
+        await asyncio.wait_for(one.node.write_out(), 10)
+    async with served_node(ssd=disk(), **settings) as one:
+        listed = await one.client.stub.ListGroups(pb.ListGroupsRequest(), timeout=5)
+        held = {group.tenant_tag: group.tiers[1].used_bytes for group in listed.groups}
+        assert held == {b"t" * 32: 10 * BLOCK_BYTES, OTHER_TENANT: 144 * BLOCK_BYTES}
+        for number in range(18, 24):
+            await one.client.put(items_of(TestChain(f"greedy {number}", 8), 0, 8), tenant=OTHER_TENANT)
+            await asyncio.wait_for(one.node.write_out(), 10)
+        listed = await one.client.stub.ListGroups(pb.ListGroupsRequest(tenant_tag=b"t" * 32), timeout=5)
+        assert listed.groups[0].tiers[1].block_count == 10

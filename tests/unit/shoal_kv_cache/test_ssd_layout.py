@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from shoal_kv_cache.core.entries import Form, Group, Kind
 from shoal_kv_cache.tiers.descriptions import GroupForm, Malformed, Record, decode_form, encode_form
 from shoal_kv_cache.tiers.ssd.layout import (
     PAGE,
+    Body,
     FileHeader,
     decode_batch,
     decode_file_header,
@@ -18,6 +20,7 @@ from shoal_kv_cache.tiers.ssd.layout import (
     header_pages,
     location_of,
     number_and_page,
+    split_records,
 )
 from shoal_kv_cache.tiers.ssd.page_map import PageMap
 
@@ -54,13 +57,16 @@ def test_a_form_is_read_as_it_was_written(form: GroupForm) -> None:
 
 @given(st.lists(forms, min_size=1, max_size=3), st.lists(records, min_size=1, max_size=60), st.integers(1, 5000))
 def test_a_batch_is_read_as_it_was_written(many: list[GroupForm], held: list[Record], page: int) -> None:
-    first = page + header_pages(many, len(held))
-    data = encode_records(HEADER, page, many, held, first, first + 2000)
-    batch = decode_batch(HEADER, page, data)
+    pages = header_pages(sum(len(encode_form(form)) for form in many), len(held))
+    first = page + pages
+    data = encode_records(HEADER, page, Body.of(many, held), first, first + 2000)
+    batch = decode_batch(HEADER, page, data + b"what follows")
     assert list(batch.forms) == many
     assert list(batch.records) == [record._replace(page=first + record.page) for record in held]
-    assert first == page + len(data) // PAGE
-    assert batch.page_count == len(data) // PAGE + 2000
+    assert pages == -(-len(data) // PAGE)
+    assert (batch.page_count, batch.header) == (pages + 2000, data)
+    moved = [record._replace(page=first + record.page) for record in held]
+    assert split_records(HEADER, page, data) == (pages + 2000, Body.of(many, moved))
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=2000))
@@ -71,9 +77,8 @@ def test_tombstones_are_read_as_they_were_written(locations: list[int]) -> None:
 @given(st.lists(records, min_size=1, max_size=3), st.data())
 def test_a_batch_header_with_any_bit_flipped_is_refused(held: list[Record], data: st.DataObject) -> None:
     form = GroupForm(Group("kv", "numerics", b"tag"), Form(128, (2, 3), "uint8", 6))
-    encoded = encode_records(HEADER, 9, [form], held, 10, 15)
-    used = decode_batch(HEADER, 9, encoded).header_bytes
-    bit = data.draw(st.integers(0, used * 8 - 1))
+    encoded = encode_records(HEADER, 9, Body.of([form], held), 10, 15)
+    bit = data.draw(st.integers(0, len(encoded) * 8 - 1))
     broken = bytearray(encoded)
     broken[bit // 8] ^= 1 << bit % 8
     with pytest.raises(Malformed):
@@ -127,6 +132,7 @@ def test_the_page_map_agrees_with_a_list(
     again = PageMap.from_bytes(pages.to_bytes())
     for tried in (pages, again):
         assert [page for page in range(1500) if tried.is_live(page)] == sorted(live)
+        assert np.flatnonzero(tried.are_live(np.arange(1500, dtype=np.uint64))).tolist() == sorted(live)
         assert (tried.live_count, tried.live_pages) == (len(live), sum(live.values()))
         assert all(tried.pages_at(page) == count for page, count in live.items())
     revived = PageMap.from_bytes(pages.to_bytes(sorted(killed_and_left(killed, pages))))

@@ -8,8 +8,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import lmdb
 import pytest
-from shoal_kv_cache.tiers.ssd import Fsync, SsdUnavailable
+import xxhash
+from shoal_kv_cache.tiers.ssd import Fsync, SsdTier, SsdUnavailable
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.index_db import IndexDb
 from support.ssd_items import item, items, number_by_key, opened, pages_with, readable, segment_files
@@ -145,6 +147,33 @@ def test_garbage_at_the_end_is_cut_off(tmp_path: Path, garbage: bytes) -> None:
         file.write(garbage)
     assert found_numbers(tmp_path) == set(range(COUNT))
     assert last.stat().st_size == before
+
+
+def test_an_index_of_another_version_is_made_again_from_the_files(tmp_path: Path) -> None:
+    filled(tmp_path)
+    shutil.rmtree(tmp_path / "index")
+    with lmdb.open(str(tmp_path / "index"), max_dbs=3) as env:
+        env.open_db(b"records")
+    assert found_numbers(tmp_path) == set(range(COUNT))
+
+
+@pytest.mark.parametrize("is_index_lost", [False, True])
+def test_a_folder_of_another_version_is_refused_and_left_alone(tmp_path: Path, is_index_lost: bool) -> None:
+    filled(tmp_path)
+    path = segment_files(tmp_path)[1]
+    head, rest = bytearray(path.read_bytes()[:40]), path.read_bytes()[48:]
+    head[8] += 1
+    path.write_bytes(head + xxhash.xxh3_64_digest(head)[::-1] + rest)
+    if is_index_lost:
+        shutil.rmtree(tmp_path / "index")
+    before = {file: file.read_bytes() for file in segment_files(tmp_path)}
+    for _ in range(2):
+        tier = SsdTier(tmp_path, capacity_bytes=8 << 20)
+        with pytest.raises(SsdUnavailable) as refused:
+            tier.recover()
+        tier.close()
+        assert (refused.value.reason, refused.value.metadata["version"]) == ("SSD_OTHER_VERSION", "2")
+    assert {file: file.read_bytes() for file in segment_files(tmp_path)} == before
 
 
 def test_a_damaged_batch_header_loses_that_batch_alone(tmp_path: Path) -> None:

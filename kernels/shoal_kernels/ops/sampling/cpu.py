@@ -232,20 +232,6 @@ def coupled_argmax(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tenso
     return tokens
 
 
-def coupled_margins(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tensor, tokens: Tensor) -> Tensor:
-    """z [R, V], tokens int64 [R] -> float32 [R]."""
-    margins = torch.empty(z.shape[0], dtype=torch.float32)
-    _coupled_margins(
-        z.contiguous().numpy(),
-        seeds.contiguous().numpy(),
-        positions.contiguous().numpy(),
-        is_greedy.contiguous().numpy(),
-        tokens.contiguous().numpy(),
-        margins.numpy(),
-    )
-    return margins
-
-
 @kernel("void(f4[:, ::1], f4[:, ::1])")
 def _logprobs(z: Any, out: Any) -> None:
     rows, vocab = z.shape
@@ -269,3 +255,17 @@ def logprobs(z: Tensor) -> Tensor:
     out = torch.empty(z.shape)
     _logprobs(z.contiguous().numpy(), out.numpy())
     return out
+
+
+def coupled_margins(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tensor, tokens: Tensor) -> Tensor:
+    """z [R, V], tokens int64 [R] -> float32 [R]."""
+    margins = torch.empty(z.shape[0], dtype=torch.float32)
+    _coupled_margins(
+        z.contiguous().numpy(),
+        seeds.contiguous().numpy(),
+        positions.contiguous().numpy(),
+        is_greedy.contiguous().numpy(),
+        tokens.contiguous().numpy(),
+        margins.numpy(),
+    )
+    return margins

@@ -9,7 +9,14 @@ from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
 
 from shoal_common.errors import DeadlineExceeded
-from shoal_common.kv_transport import KvPuller, StreamBroken, StreamCaller, StreamUnreachable, stream_address
+from shoal_common.kv_transport import (
+    KvPuller,
+    StreamBroken,
+    StreamCaller,
+    StreamUnreachable,
+    local_address,
+    stream_address,
+)
 from shoal_common.rpc import Channel
 
 _LEAST_S = 0.001
@@ -24,17 +31,18 @@ class NodeCalls:
     def __init__(self, puller: KvPuller, caller: StreamCaller) -> None:
         self._may_stream = transport_pb.TRANSPORT_KIND_TCP in puller.offer.kinds
         self._caller = caller
-        self._streams: dict[str, str] = {}
+        self._streams: dict[str, list[str]] = {}
 
     async def acquire(self, request: pb.AcquireRequest, channel: Channel, *, timeout_s: float) -> pb.AcquireResponse:
         """Acquire. Idempotent by lease_id, so that a broken stream can be followed by gRPC."""
         ends_s = time.monotonic() + timeout_s
-        stream = self._streams.get(channel.address)
-        if stream is not None:
+        left_s, streams = timeout_s, self._streams.get(channel.address)
+        while streams:
             try:
-                return await self._caller.call(stream, "Acquire", request, pb.AcquireResponse, timeout_s=timeout_s)
+                return await self._caller.call(streams[0], "Acquire", request, pb.AcquireResponse, timeout_s=left_s)
             except (StreamUnreachable, StreamBroken):
-                self._streams.pop(channel.address, None)
+                del streams[:1]
+            left_s = max(_LEAST_S, ends_s - time.monotonic())
         left_s = ends_s - time.monotonic()
         if left_s < _LEAST_S:
             raise DeadlineExceeded(f"Acquire took more than {timeout_s} s", timeout_s=timeout_s)
@@ -47,6 +55,7 @@ class NodeCalls:
         await rpc.KvCacheServiceStub(channel.as_grpc()).Release(pb.ReleaseRequest(lease_id=lease_id), timeout=timeout_s)
 
     def _learn(self, grant: transport_pb.TransportGrant, channel: Channel) -> None:
-        address = stream_address(grant, channel) if self._may_stream else ""
-        if address:
-            self._streams[channel.address] = address
+        local = local_address(grant.call_socket) if grant.call_socket else ""
+        remote = stream_address(grant, channel) if self._may_stream else ""
+        # The one on this host first; where it cannot be reached, from another network namespace say, the other.
+        self._streams[channel.address] = [one for one in (local, remote) if one]

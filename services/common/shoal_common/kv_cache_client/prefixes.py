@@ -45,10 +45,10 @@ class Prefix:
         cache: PrefixCache,
         channel: Channel | None = None,
         answer: pb.AcquireResponse | None = None,
-        hashes: Sequence[bytes] = (),
+        request: pb.AcquireRequest | None = None,
     ) -> None:
         answer = answer if answer is not None else pb.AcquireResponse()
-        self._cache, self._channel, self._hashes, self._grant = cache, channel, hashes, answer.grant
+        self._cache, self._channel, self._request, self._grant = cache, channel, request, answer.grant
         self._blocks = [run for run in answer.runs if run.kind == _BLOCK]
         self._snapshots = [run for run in answer.runs if run.kind == _SNAPSHOT]
         self.hit_tokens = answer.hit_tokens
@@ -86,8 +86,16 @@ class Prefix:
         self._cache.failed("pull", error, channel)
         # A block and the snapshot at its end are both named by the block that ends there.
         index = int(error.metadata.get("position_end", 0)) // BLOCK_TOKENS - 1
-        if 0 <= index < len(self._hashes):
-            await self._cache.report(pb.ReportCorruptRequest(kind=kind, block_hash=self._hashes[index]), channel)
+        asked = self._request
+        if asked is not None and 0 <= index < len(asked.block_hashes):
+            report = pb.ReportCorruptRequest(
+                kind=kind,
+                block_hash=asked.block_hashes[index],
+                kv_id=asked.kv_id,
+                numerics_id=asked.numerics_id,
+                tenant_tag=asked.tenant_tag,
+            )
+            await self._cache.report(report, channel)
 
 
 class PrefixCache:
@@ -162,7 +170,7 @@ class PrefixCache:
             yield Prefix(self)
             return
         try:
-            yield Prefix(self, channel, answer, hashes)
+            yield Prefix(self, channel, answer, request)
         finally:
             if answer.runs:
                 self._ended.add(address, [request.lease_id])

@@ -11,7 +11,7 @@ from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
 
 from shoal_common.errors import DataLoss, Unavailable
-from shoal_common.kv_transport import MappedArenas, fill, host_id
+from shoal_common.kv_transport import MappedArenas, fill, filling, host_id
 from shoal_common.rpc import Channel
 
 _CHUNK_BYTES = 1 << 20
@@ -72,10 +72,17 @@ class PutCall:
     async def _fill(self, wanted: pb.PutWanted, begin: pb.PutBegin, data: Sequence[bytes | memoryview]) -> bool:
         grant = wanted.grant
         view = self._arenas.get(grant) if grant.kind == transport_pb.TRANSPORT_KIND_SHM else None
-        if view is None:
+        if view is None or view.descriptor is None:
             return False
         parts = [data[payload_id] for payload_id in wanted.payload_ids]
-        await asyncio.to_thread(fill, view.memory, grant, wanted.slabs, parts)
+        descriptor = view.descriptor
+
+        def locked() -> None:
+            # The thread goes on when its caller gives up: the node takes nothing back before the lock ends.
+            with filling(descriptor, wanted.fill_number):
+                fill(view.memory, grant, wanted.slabs, parts)
+
+        await asyncio.to_thread(locked)
         return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from types import TracebackType
 
@@ -88,11 +89,21 @@ class ArenaView:
         self, name: str, nonce: bytes, *, is_writable: bool = False, directory: Path = ARENA_DIRECTORY
     ) -> None:
         """Raises FailedPrecondition (ARENA_NOT_SHARED) unless a file of that name holds that nonce here."""
-        self._map = map_shared(name, nonce, is_writable=is_writable, directory=directory)
+        self._map, descriptor = map_shared(name, nonce, is_writable=is_writable, directory=directory)
+        self.descriptor: int | None = descriptor
+        """For `filling`; None after `close`, and of one that is only read."""
+        if not is_writable:
+            self._close_file()
         self.memory = memoryview(self._map)
 
     def close(self) -> None:
         """Unmaps, once the last view is gone. Safe to repeat."""
+        self._close_file()
         self.memory.release()
         with contextlib.suppress(BufferError):
             self._map.close()
+
+    def _close_file(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None

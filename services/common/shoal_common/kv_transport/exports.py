@@ -202,18 +202,20 @@ class ExportTable:
         *,
         max_exports: int = 1024,
         stream_address: Callable[[], str] = lambda: "",
+        call_socket: Callable[[], str] = lambda: "",
         engines: Sequence[TransferEngine] = (),
     ) -> None:
         """arena            where payloads lie; None: in this process, copied
         stream_address   host:port of the byte stream that serves this table (StreamServer.address); an empty host
                          means the one that the caller called; empty while none is served
+        call_socket      name of the unix socket that serves the stream's calls (StreamServer.call_socket)
         engines          by which others may read the arena, best first. Raises EngineFailed if one cannot serve it
         """
         self._engines = [(one.kind, one.serve(arena.memory)) for one in engines] if arena is not None else []
         self._base_address = address_of(arena.memory) if self._engines and arena is not None else 0
         self.arena = arena
         self._max_exports = max_exports
-        self._stream_address = stream_address
+        self._stream_address, self._call_socket = stream_address, call_socket
         self._exports: dict[str, Export] = {}
 
     def __len__(self) -> int:
@@ -269,6 +271,7 @@ class ExportTable:
         if self.arena is not None and self._shares_memory(offer):
             grant.kind = pb.TRANSPORT_KIND_SHM
             grant.arena_name, grant.arena_nonce = self.arena.name, self.arena.nonce
+            grant.call_socket = self._call_socket()
             grant.slab_bytes, grant.first_slab_offset = self.arena.slab_bytes, self.arena.first_slab_offset
         elif (engine := next((one for one in self._engines if one[0] in offer.kinds), None)) and self.arena is not None:
             grant.kind, grant.peer = engine

@@ -32,8 +32,8 @@ _INLINE_BYTES = 16 << 20
 """Moved on the event loop itself: handing over to threads would cost more than it saves."""
 _TURN_CHUNKS = 8
 """Copied before others of the event loop have their turn: 4 MiB, half a millisecond."""
-_HELPER_BYTES = 2 << 20
-"""From here on another thread helps, if it comes to run in time."""
+_HELPER_BYTES = 6 << 20
+"""For each so many another thread helps, if it comes to run in time; waking it for less costs more than it copies."""
 _COPY_THREADS = min(4, os.cpu_count() or 1)
 """More do not copy faster: memory is the limit."""
 _UNREACHABLE_S = 30.0
@@ -122,13 +122,15 @@ class KvPuller:
         helper_count = min(memory.nbytes // _HELPER_BYTES, _COPY_THREADS - is_inline)
         helpers = [self._threads.submit(copy.run) for _ in range(helper_count)]
         try:
-            is_left = is_inline
+            is_left = is_inline and copy.run(_TURN_CHUNKS)
             while is_left:
-                is_left = copy.run(_TURN_CHUNKS)
                 await asyncio.sleep(0)
+                is_left = copy.run(_TURN_CHUNKS)
         finally:
             # A helper that has not begun yet finds nothing left to do.
-            await asyncio.gather(*(asyncio.wrap_future(one) for one in helpers if not is_inline or not one.cancel()))
+            running = [asyncio.wrap_future(one) for one in helpers if not is_inline or not one.cancel()]
+            if running:
+                await asyncio.gather(*running)
         return True
 
     async def _by_engine(

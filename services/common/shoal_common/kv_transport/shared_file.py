@@ -40,6 +40,11 @@ class SharedFile:
             ) from error
         self.map[:NONCE_BYTES] = self.nonce
 
+    @property
+    def descriptor(self) -> int | None:
+        """The file, open for reading and writing; None after `close`."""
+        return self._descriptor
+
     def close(self) -> None:
         """Removes the file; readers that mapped it, and views of it here, keep the memory. Safe to repeat."""
         self._path.unlink(missing_ok=True)
@@ -89,19 +94,24 @@ def _create_locked(path: Path, size_bytes: int) -> int:
         os.close(descriptor)
 
 
-def map_shared(name: str, nonce: bytes, *, is_writable: bool = False, directory: Path = ARENA_DIRECTORY) -> mmap.mmap:
-    """Another process's file. Raises FailedPrecondition (ARENA_NOT_SHARED) unless `name` holds `nonce` here."""
+def map_shared(
+    name: str, nonce: bytes, *, is_writable: bool = False, directory: Path = ARENA_DIRECTORY
+) -> tuple[mmap.mmap, int]:
+    """Another process's file, mapped and open. Raises FailedPrecondition (ARENA_NOT_SHARED) unless it holds `nonce`."""
     if not name.startswith(PREFIX) or "/" in name:
         raise FailedPrecondition(f"{name!r} is no arena", reason="ARENA_NOT_SHARED", arena_name=name)
+    descriptor: int | None = None
     try:
-        with open(directory / name, "r+b" if is_writable else "rb") as file:
-            access = mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_READ
-            mapped = mmap.mmap(file.fileno(), 0, access=access)
+        descriptor = os.open(directory / name, (os.O_RDWR if is_writable else os.O_RDONLY) | os.O_CLOEXEC)
+        mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
+        if descriptor is not None:
+            os.close(descriptor)
         raise FailedPrecondition(
             f"arena {name} cannot be mapped: {error}", reason="ARENA_NOT_SHARED", arena_name=name
         ) from error
     if mapped[:NONCE_BYTES] != nonce:
         mapped.close()
+        os.close(descriptor)
         raise FailedPrecondition(f"arena {name} is another one", reason="ARENA_NOT_SHARED", arena_name=name)
-    return mapped
+    return mapped, descriptor

@@ -12,6 +12,7 @@ import xxhash
 
 from shoal_common.kv_transport.arena import ArenaFull
 from shoal_common.kv_transport.buffers import Buffer
+from shoal_common.kv_transport.fill_locks import FillLocks
 from shoal_common.kv_transport.host import ARENA_DIRECTORY
 from shoal_common.kv_transport.shared_file import SharedFile
 
@@ -43,6 +44,9 @@ class SlabArena:
         self.first_slab_offset = FIRST_SLAB_OFFSET
         whole = FIRST_SLAB_OFFSET + size_bytes
         self._file = SharedFile(whole, directory=directory) if is_shared else None
+        descriptor = self._file.descriptor if self._file is not None else None
+        self.fills = FillLocks(descriptor) if descriptor is not None else None
+        """Locks of writers on this host; None where they cannot map it."""
         self._map = self._file.map if self._file is not None else mmap.mmap(-1, whole)
         self.memory = memoryview(self._map)
         self._next: array[int] = array("I")

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
 from shoal_common.errors import DeadlineExceeded
+from shoal_common.kv_transport.local_calls import connected_to, is_local
 from shoal_common.kv_transport.stream_client import StreamUnreachable
 from shoal_common.kv_transport.stream_frames import (
     Call,
@@ -43,7 +44,9 @@ class StreamCaller:
     async def call(
         self, address: str, method: str, request: Message, answer_type: type[Answer], *, timeout_s: float
     ) -> Answer:
-        """The answer. Safe only for idempotent methods: a connection that broke while idle is tried once more.
+        """The answer of the holder at host:port, or at a `local_address`.
+
+        Safe only for idempotent methods: a connection that broke while idle is tried once more.
 
         Raises StreamUnreachable, StreamBroken, DeadlineExceeded, or what the method raised.
         """
@@ -109,9 +112,13 @@ class StreamCaller:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_S):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(loop), host.strip("[]"), int(port), ssl=self._ssl
-                )
+                if is_local(address):
+                    made = connected_to(address)
+                    _, connection = await loop.create_unix_connection(lambda: _Connection(loop), sock=made)
+                else:
+                    _, connection = await loop.create_connection(
+                        lambda: _Connection(loop), host.strip("[]"), int(port), ssl=self._ssl
+                    )
         except (OSError, ValueError) as error:
             # TimeoutError is an OSError.
             raise StreamUnreachable(f"{address}: {error}", address=address) from error

@@ -99,13 +99,20 @@ class CallConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, calls: Mapping[str, StreamCall], *, idle_s: float, ended: Callable[[CallConnection], None]
+        self,
+        calls: Mapping[str, StreamCall],
+        *,
+        idle_s: float,
+        ended: Callable[[CallConnection], None],
+        admits: Callable[[CallConnection, asyncio.BaseTransport], bool] = lambda connection, transport: True,
     ) -> None:
-        self._calls, self._idle_s, self._ended = calls, idle_s, ended
+        """admits: asked when it is connected; False cuts it."""
+        self._calls, self._idle_s, self._ended, self._admits = calls, idle_s, ended, admits
         self._frames = FrameBuffer()
         self._transport: asyncio.Transport | None = None
         self._running: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._idle_since_s = 0.0
 
     def close(self) -> None:
         """Cut it. Safe to repeat."""
@@ -114,7 +121,11 @@ class CallConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._rest()
+        if self._admits(self, transport):
+            self._idle_since_s = asyncio.get_running_loop().time()
+            self._cut_if_idle()
+        else:
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._idle is not None:
@@ -135,8 +146,6 @@ class CallConnection(asyncio.Protocol):
             logger.debug("stream broken", extra={"error": str(error)})
             self.close()
             return
-        if self._idle is not None:
-            self._idle.cancel()
         self._running = asyncio.get_running_loop().create_task(self._answer(body))
 
     async def _answer(self, body: bytes) -> None:
@@ -148,10 +157,16 @@ class CallConnection(asyncio.Protocol):
         self._running = None
         if self._transport is not None:
             self._transport.write(frame)
-        self._rest()
+        self._idle_since_s = asyncio.get_running_loop().time()
 
     def _is_drained(self) -> bool:
         return self._transport is not None and not self._transport.get_write_buffer_size()
 
-    def _rest(self) -> None:
-        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self.close)
+    def _cut_if_idle(self) -> None:
+        # Looks again when it would be over, instead of setting a timer for every call.
+        loop = asyncio.get_running_loop()
+        left_s = self._idle_s if self._running is not None else self._idle_since_s + self._idle_s - loop.time()
+        if left_s <= 0:
+            self.close()
+        else:
+            self._idle = loop.call_later(left_s, self._cut_if_idle)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal_common.errors import DeadlineExceeded, Unavailable
+from shoal_common.kv_transport.same_host import unpace
 from shoal_common.kv_transport.stream_frames import StreamBroken, TimedSocket
 from shoal_common.kv_transport.stream_pull import HolderRefused, Steps, StreamPull
 
@@ -153,6 +154,7 @@ class StreamPool:
             connected = socket.create_connection((host.strip("[]"), int(port)), timeout=left_s)
             try:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                unpace(connected)
                 if self._ssl is not None:
                     connected = self._ssl.wrap_socket(connected, server_hostname=host.strip("[]"))
             except BaseException:

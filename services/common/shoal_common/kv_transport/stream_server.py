@@ -13,6 +13,8 @@ from typing import Any
 
 from shoal_common.errors import MeshError, NotFound
 from shoal_common.kv_transport.exports import Export, ExportTable
+from shoal_common.kv_transport.local_calls import LocalCalls
+from shoal_common.kv_transport.same_host import unpace
 from shoal_common.kv_transport.stream_calls import CallConnection, StreamCall, answer_call_on, error_frame
 from shoal_common.kv_transport.stream_frames import (
     DataHead,
@@ -70,6 +72,7 @@ class StreamServer:
         self._live: dict[threading.Thread, TimedSocket] = {}
         self._callers: set[CallConnection] = set()
         self._adopting: set[asyncio.Task[Any]] = set()
+        self._local = LocalCalls(self._calls, idle_s=idle_s, began=self._began, ended=self._callers.discard)
         self._is_closed = False
         self.refused_count = 0
         self.cut_count = 0
@@ -79,6 +82,11 @@ class StreamServer:
     def address(self) -> str:
         """ ":port" once started (the host is the one that a puller called already); empty before and after."""
         return self._address
+
+    @property
+    def call_socket(self) -> str:
+        """Name of the abstract unix socket that serves the calls to this host, once started; empty where TLS is due."""
+        return self._local.name
 
     @property
     def connection_count(self) -> int:
@@ -94,6 +102,8 @@ class StreamServer:
         except OSError as error:
             raise AddressInUse(f"{self._listen_address}: {error}") from error
         self._address = f":{self._listener.getsockname()[1]}"
+        if self._calls and self._ssl is None:
+            self._local.start()
         self._accepting = threading.Thread(target=self._accept, args=(self._listener,), name="kv-stream", daemon=True)
         self._accepting.start()
 
@@ -104,6 +114,7 @@ class StreamServer:
         self._address = ""
         if listener is None:
             return
+        self._local.close()
         # A thread in accept() is not woken by close(), but by this.
         listener.shutdown(socket.SHUT_RDWR)
         if self._accepting is not None:
@@ -147,6 +158,7 @@ class StreamServer:
         connection: TimedSocket | None = None
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            unpace(accepted)
             # As large as the kernel lets it be: it then takes a whole prefix in few pieces, for a fifth less CPU time.
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             connection = TimedSocket(self._wrapped(accepted))
@@ -170,6 +182,13 @@ class StreamServer:
                 connection.close()
             with self._lock:
                 self._live.pop(threading.current_thread(), None)
+
+    def _began(self, connection: CallConnection) -> bool:
+        if self.connection_count >= self._max_connections or self._is_closed:
+            self.refused_count += 1
+            return False
+        self._callers.add(connection)
+        return True
 
     def _adopt(self, accepted: socket.socket) -> None:
         """Serve a connection that calls, here on the event loop."""

@@ -21,6 +21,9 @@ from shoal_gateway.sampling import applied
 
 logger = logging.getLogger(__name__)
 
+_ADMISSION_S = 10.0
+"""A stream's status is sent when a worker has admitted the request, or after so long."""
+
 
 class ChatCompletions:
     """The endpoint. `keep_alive_s` is wall clock between two signs of life on a stream, counted from acceptance."""
@@ -83,10 +86,9 @@ class ChatCompletions:
         written_s = began_s
         try:
             while not answer.is_finished:
-                silence_s = time.perf_counter() - written_s
-                outputs = await answer.read(max(0.0, self._keep_alive_s - silence_s))
+                outputs = await answer.read(self._patience_s(answer, began_s, written_s))
                 # Judged once: what is written below must have been begun here.
-                is_silent = time.perf_counter() - written_s >= self._keep_alive_s
+                is_silent = self._patience_s(answer, began_s, written_s) <= 0.0
                 if not exchange.has_begun and (outputs or is_silent):
                     # Not before there is something to say: an error until then has a status of its own.
                     await exchange.begin_events([(b"x-request-id", answer.request_id.encode())])
@@ -125,6 +127,14 @@ class ChatCompletions:
         if not output.prompt_logprobs:
             return {}
         return {"prompt_logprobs": position_objects(output.prompt_logprobs, self._encoder.tokenizer)}
+
+    def _patience_s(self, answer: Answer, began_s: float, written_s: float) -> float:
+        """How long nothing may be written from now on. A status is final: until a worker has judged, it waits."""
+        now_s = time.perf_counter()
+        left_s = self._keep_alive_s - (now_s - written_s)
+        if not answer.is_admitted:
+            left_s = max(left_s, _ADMISSION_S - (now_s - began_s))
+        return max(0.0, left_s)
 
 
 class _Shape:

@@ -10,7 +10,7 @@ import grpc
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
-from shoal_common.errors import MeshError
+from shoal_common.errors import DataLoss, MeshError
 from shoal_common.rpc import Channels, from_rpc_error, is_transport_failure
 
 from shoal_kv_cache.cluster.members import Members, Peer
@@ -88,6 +88,8 @@ class PeerSink:
             # One peer that is gone must not keep the others waiting: only if all failed the queue rests.
             if isinstance(result, BaseException) and not isinstance(result, MeshError):
                 raise result
+        if any(isinstance(result, DataLoss) for result in results):
+            self._store.drop_damaged(one for batch in puts.values() for one in batch)
         sent = [result for result in results if isinstance(result, int)]
         failed = [result for result in results if isinstance(result, MeshError)]
         if failed and not sent:

@@ -25,6 +25,11 @@ class Peer:
     address: str
 
 
+def peer_of(presence: Presence) -> Peer:
+    """A node as it announces itself."""
+    return Peer(presence.labels.get(NODE_LABEL) or presence.instance_id, presence.instance_id, presence.address)
+
+
 class Members:
     """Who is there, this node included.
 
@@ -47,15 +52,16 @@ class Members:
         """Other nodes."""
         return len(self._by_node)
 
-    def up(self, presence: Presence) -> None:
-        """An instance announces itself, or says something new."""
+    def up(self, presence: Presence) -> Peer | None:
+        """An instance announces itself, or says something new; returns it if it is another node that has come."""
         if presence.role != ROLE or presence.instance_id == self._instance_id:
-            return
-        self._by_instance.pop(presence.instance_id, None)
-        name = presence.labels.get(NODE_LABEL) or presence.instance_id
-        if not presence.is_draining and name != self.node_id:
-            self._by_instance[presence.instance_id] = Peer(name, presence.instance_id, presence.address)
+            return None
+        known = self._by_instance.pop(presence.instance_id, None)
+        peer = peer_of(presence)
+        if not presence.is_draining and peer.node_id != self.node_id:
+            self._by_instance[presence.instance_id] = peer
         self._changed()
+        return peer if known is None and presence.instance_id in self._by_instance else None
 
     def down(self, instance_id: str) -> None:
         """An instance is gone."""

@@ -19,11 +19,12 @@ from shoal_common.kv_transport.buffers import Buffer
 from shoal_common.rpc import Channel, Channels, from_rpc_error, is_transport_failure
 
 from shoal_kv_cache.cluster.members import Members, Peer
+from shoal_kv_cache.cluster.reports import report_of
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, SEGMENT_BLOCKS, Entry, Form, Key, Kind
 from shoal_kv_cache.core.load_rate import LoadRate
 from shoal_kv_cache.core.prefix_plan import Level
 from shoal_kv_cache.movement.sources import Look, Sighting
-from shoal_kv_cache.store import KIND, PAYLOAD_KIND
+from shoal_kv_cache.store import KIND
 from shoal_kv_cache.tier_counts import TierCounts
 
 logger = logging.getLogger(__name__)
@@ -230,8 +231,7 @@ class PeerSighting:
         entries = _entries(self._look, part)
         if not 0 <= offset < len(entries):
             return
-        key = entries[offset].key
-        request = pb.ReportCorruptRequest(kind=PAYLOAD_KIND[key.kind], block_hash=key.block_hash)
+        request = report_of(self._look.group, entries[offset].key)
         try:
             await rpc.KvCacheServiceStub(one.channel.as_grpc()).ReportCorrupt(request, timeout=1.0)
         except grpc.aio.AioRpcError as failure:

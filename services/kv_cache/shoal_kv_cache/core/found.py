@@ -101,6 +101,8 @@ class Found:
         count = self.ram_count if copies is Copy.RAM else self.block_count
         present = (self.first_index + count) * BLOCK_TOKENS if count else 0
         bound = min(present, max_hit_tokens // BLOCK_TOKENS * BLOCK_TOKENS)
+        if not len(self.snapshot_places):
+            return Usable(0, max(bound, 0), present, None)
         fits = (self.snapshot_places + (self.first_index + 1)) * BLOCK_TOKENS <= bound
         if copies is Copy.RAM:
             fits &= self.snapshot_in_ram

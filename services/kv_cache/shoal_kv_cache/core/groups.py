@@ -99,6 +99,10 @@ class Groups:
         record.block_form = form
         self.block_bytes[record.number] = form.size_bytes
 
+    def tenant_number(self, tag: bytes) -> int | None:
+        """The number of a tenant that has something, or had."""
+        return self._tenant_numbers.get(tag)
+
     def of_tenant(self, tenant: int) -> NDArray[np.bool_]:
         """Whether each group number is of this tenant."""
         return np.array([one is not None and one.tenant == tenant for one in self.records], np.bool_)

@@ -1,85 +1,172 @@
-"""What is remembered of each row's past: when it was used last, and a class that tells what to expect of it."""
+"""What is remembered of each row's past: when it was asked for last, and of what conversation it is."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal_kv_cache.core.candidates import Rows
 from shoal_kv_cache.core.entries import HASH_BYTES
+from shoal_kv_cache.core.origins import ORIGINS, Origins
 from shoal_kv_cache.core.table import SNAPSHOT, Table
 
-OF_SNAPSHOT, PASSED = 0x200, 0x100
-"""Class bits: a snapshot; one with a later one further down its chain, so that only a branch will use it."""
-_USE, _USES, _CONTINUED, _ORIGIN = 0x40, 0xC0, 0x20, 0x1F
-_MAX_AGE = 0xFFFF_FFFF
+_TICKS_PER_S = 8
+_MAX_TICKS = 0xFFFF_FFFF
+_SAME_TURN_S = 1.0
+"""Asked for again so soon, it is by another worker for the same turn."""
+_OWN_SHARE = 1 / 8
+_PLACE, _HAS_RETURNED, _PACE_SHIFT, _PASSED = 0x1FF, 0x100, 9, 0x8000
+_PACES = 64
+_PACE_STEPS = 4
+"""Of the pace in a row, for each doubling."""
+_ENTRIES_PER_CONVERSATION = 64
+_LEAST_CONVERSATIONS = 1024
+
+
+@dataclass(slots=True)
+class _Conversation:
+    since: int  # tick of the last turn
+    origin: int
+    pace: float  # log2 of seconds between turns
+    has_returned: bool
 
 
 class History:
-    """Time and classes. A step of time is one stored entry; a use within `window` steps of the last one is the same.
+    """Time, conversations, and a word a row: origin, whether turns came after the first, pace; or passed.
 
-    The class of a row has how often it was used, up to 3; whether its chain had grown before after a pause, as
-    conversations do; and its origin: a number drawn from the first block of its chain, so that what begins with one
-    system prompt, be it chats, agents or a scan, is learned of together.
+    A conversation is known by the last block of its chain, held or not: it moves on as the chain grows. It has another
+    turn when that block is asked for, or stored again after it was evicted. So what is evicted early does not seem
+    useless for it. At most one for every 64 rows; the one that waits longest is forgotten.
+
+    Time is what it was set to last, in steps of 1/8 s; it does not go back.
     """
 
-    def __init__(self, table: Table, *, window: int) -> None:
-        self._table, self._window = table, window
-        self.now = 0
+    def __init__(self, table: Table, origins: Origins) -> None:
+        self._table, self._origins = table, origins
+        self._max_conversations = max(_LEAST_CONVERSATIONS, table.max_rows // _ENTRIES_PER_CONVERSATION)
+        self._waiting: dict[bytes, _Conversation] = {}  # by last turn
+        self._began_s: float | None = None
+        self._now = 0
 
-    def advance(self, steps: int) -> None:
-        """So many entries are about to be stored, all at one time."""
-        self.now = (self.now + steps) & _MAX_AGE
+    def set_time(self, now_s: float) -> None:
+        """It is now so late, on any clock."""
+        if self._began_s is None:
+            self._began_s = now_s
+        self._now = max(self._now, min(int((now_s - self._began_s) * _TICKS_PER_S), _MAX_TICKS))
 
-    def stored(self, row: int, parent: int, *, is_leaf: bool) -> None:
-        """A block is new on `parent`, which ended its chain so far (`is_leaf`), or from which it branches off."""
+    def asked(self, blocks: Rows) -> None:
+        """Leading blocks of a chain are asked for now, in order."""
+        if not len(blocks):
+            return
         table = self._table
-        if not table.block_index.at[row]:
-            past = table.hashes[row * HASH_BYTES] & _ORIGIN
-        elif is_leaf:
-            is_pause = (self.now - table.last_use.at[parent]) & _MAX_AGE > self._window
-            past = table.history.at[parent] & (_CONTINUED | _ORIGIN) | (_CONTINUED if is_pause else 0)
+        table.last_use.array[blocks] = self._now
+        last = table.hash_of(int(blocks[-1]))
+        conversation = self._waiting.get(last)
+        if conversation is not None and self._returns(conversation):
+            table.history.array[blocks] = _word(conversation)
+            self._waiting[last] = self._waiting.pop(last)
+
+    def used_snapshot(self, row: int) -> None:
+        """A snapshot is used: though there may be a later one, here is where chains branch."""
+        self._table.last_use.at[row] = self._now
+        self._table.history.at[row] = 0
+
+    def stored(self, blocks: Rows, *, is_recovered: bool) -> None:
+        """Blocks are new, each the child of the one before. What is recovered from a disk tells nothing of turns."""
+        table, waiting = self._table, self._waiting
+        first = int(blocks[0])
+        conversation = waiting.pop(table.hash_of(table.parent.at[first]), None)
+        if conversation is not None:
+            conversation.since = self._now
         else:
-            past = table.history.at[parent] & _ORIGIN
-        table.history.at[row] = past
-        table.last_use.at[row] = self.now
+            conversation = self._come_back(blocks) or self._begin(first, is_recovered)
+        table.history.array[blocks] = _word(conversation)
+        table.last_use.array[blocks] = self._now
+        waiting[table.hash_of(int(blocks[-1]))] = conversation
+        if len(waiting) > self._max_conversations:
+            del waiting[next(iter(waiting))]
 
-    def stored_run(self, rows: Rows, parent: int) -> None:
-        """Blocks are new on one that is new itself, one after the other."""
+    def stored_snapshot(self, row: int, block: int) -> None:
+        """A snapshot of a block is new: the one before it is passed, unless chains branch off in between."""
         table = self._table
-        table.history.array[rows] = table.history.at[parent]
-        table.last_use.array[rows] = self.now
-
-    def stored_snapshot(self, row: int, block: int) -> int:
-        """A snapshot of a block is new: the one before it on the chain is passed. Returns that, or 0."""
-        table = self._table
-        table.history.at[row] = OF_SNAPSHOT | (table.history.at[block] & (_CONTINUED | _ORIGIN))
-        table.last_use.at[row] = self.now
-        before = self.snapshot_before(block)
+        table.history.at[row] = 0
+        table.last_use.at[row] = self._now
+        before = self._snapshot_before(block)
         if before:
-            table.history.at[before] |= PASSED
-        return before
+            table.history.at[before] = _PASSED
 
-    def snapshot_before(self, block: int) -> int:
-        """The next snapshot up the chain from a block, itself excepted; 0 if there is none in reach."""
+    def ages(self, rows: Rows) -> Rows:
+        """Ticks since each row was asked for."""
+        return np.uint32(self._now) - self._table.last_use.array[rows]
+
+    def chances(self, rows: Rows) -> NDArray[np.float64]:
+        """How likely each row is to be used in the next second; 0 for a snapshot that is passed.
+
+        The chance p that a next turn comes at all, over t + a: t the usual pause and a the time waited. That is the
+        hazard of a pause that is likely to go on for as long as it has gone on, and no less than is usual.
+        """
+        table = self._table
+        is_snapshot = table.state.array[rows] & SNAPSHOT != 0
+        words = table.history.array[np.where(is_snapshot, table.parent.array[rows], rows)]
+        pauses_s = np.exp2((words >> _PACE_SHIFT & (_PACES - 1)) / _PACE_STEPS)
+        found = self._origins.chances(words & _PLACE) / (pauses_s + self.ages(rows) / _TICKS_PER_S)
+        found[is_snapshot & (table.history.array[rows] == _PASSED)] = 0
+        return found
+
+    def _come_back(self, blocks: Rows) -> _Conversation | None:
+        """The conversation, if one of the blocks was the last of one before it was evicted."""
+        table, waiting = self._table, self._waiting
+        for row in blocks.tolist():
+            conversation = waiting.pop(table.hash_of(row), None)
+            if conversation is not None:
+                self._returns(conversation)
+                return conversation
+        return None
+
+    def _begin(self, first: int, is_recovered: bool) -> _Conversation:
+        table = self._table
+        if table.block_index.at[first]:
+            origin = table.history.at[table.parent.at[first]] % ORIGINS
+        else:
+            origin = table.hashes[first * HASH_BYTES]
+        if not is_recovered:
+            self._origins.waits(origin, has_returned=False)
+        return _Conversation(self._now, origin, self._origins.pace(origin), has_returned=False)
+
+    def _returns(self, conversation: _Conversation) -> bool:
+        """It has another turn now; False if it is still the same one."""
+        pause_s = (self._now - conversation.since) / _TICKS_PER_S
+        conversation.since = self._now
+        if pause_s < _SAME_TURN_S:
+            return False
+        origin = conversation.origin
+        self._origins.returns(origin, pause_s, has_returned=conversation.has_returned)
+        self._origins.waits(origin, has_returned=True)
+        conversation.has_returned = True
+        conversation.pace += (math.log2(pause_s) - conversation.pace) * _OWN_SHARE
+        return True
+
+    def _snapshot_before(self, block: int) -> int:
+        """The next snapshot up the chain from a block, itself excepted; 0 if chains branch off before it."""
         table = self._table
         parents, first_child, state = table.parent.at, table.first_child.at, table.state.at
+        next_sibling = table.next_sibling.at
         for _ in range(1024):
             if not table.block_index.at[block]:
                 return 0
             block = parents[block]
             first = first_child[block]
             if first and state[first] & SNAPSHOT:
-                return int(first)
+                after = next_sibling[first]
+                return 0 if after and next_sibling[after] else first
+            if first and next_sibling[first]:
+                return 0
         return 0
 
-    def ages(self, rows: Rows) -> Rows:
-        """Steps since the last use of each row."""
-        return np.uint32(self.now) - self._table.last_use.array[rows]
 
-    def use(self, rows: Rows) -> None:
-        """Rows are used now."""
-        table = self._table
-        fresh = rows[self.ages(rows) > self._window]
-        past = table.history.array[fresh]
-        table.history.array[fresh] = np.where(past & _USES < _USES, past + _USE, past)
-        table.last_use.array[rows] = self.now
+def _word(conversation: _Conversation) -> int:
+    pace = min(max(round(conversation.pace * _PACE_STEPS), 0), _PACES - 1)
+    return pace << _PACE_SHIFT | (_HAS_RETURNED if conversation.has_returned else 0) | conversation.origin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from shoal_kv_cache.core.results import Held
 from shoal_kv_cache.core.table import RAM, SNAPSHOT, SSD, VISIBLE
 
 _NO_GROUP = -1
+_VISIBLE_BLOCK = bytes(state for state in range(256) if state & (VISIBLE | SNAPSHOT) == VISIBLE)
 
 
 class Lookup:
@@ -85,16 +87,22 @@ class Lookup:
         """The leading visible blocks of a chain with their copies."""
         table = self._table
         rows = self._path(group, hashes, first_index)
-        firsts = table.first_child.array[rows]
+        if isinstance(rows, range):
+            # A slice reads faster than rows one by one, but would show what changes later: `_copied` ends that.
+            where: slice | NDArray[np.uint32] = slice(rows.start, rows.stop)
+            numbers = np.arange(rows.start, rows.stop, dtype=np.uint32)
+        else:
+            where = numbers = rows
+        firsts = table.first_child.array[where]
         snapshot_places = np.flatnonzero(table.state.array[firsts] & SNAPSHOT)
         record = self._groups.find(group)
         return Found(
             group=group,
             first_index=first_index,
-            rows=rows,
-            slabs=table.places[RAM].array[rows],
-            locations=table.places[SSD].array[rows],
-            checksums=table.checksum.array[rows],
+            rows=numbers,
+            slabs=_copied(table.places[RAM].array[where]),
+            locations=_copied(table.places[SSD].array[where]),
+            checksums=_copied(table.checksum.array[where]),
             form=record.block_form if record is not None and len(rows) else None,
             snapshot_places=snapshot_places,
             snapshot_in_ram=table.places[RAM].array[firsts[snapshot_places]] != NO_SLAB,
@@ -125,31 +133,37 @@ class Lookup:
         slab, location = table.places[RAM].at[row], table.places[SSD].at[row]
         return Held(entry, None if slab == NO_SLAB else slab, None if location == NO_LOCATION else location)
 
-    def _path(self, group: Group, hashes: Sequence[bytes], first_index: int) -> NDArray[np.uint32]:
+    def _path(self, group: Group, hashes: Sequence[bytes], first_index: int) -> range | NDArray[np.uint32]:
         """Rows of the leading visible blocks. Each is compared with its hash: a writer may name a wrong parent."""
         reached = self.reach(group, hashes, first_index)
         if not reached:
-            return np.empty(0, np.uint32)
-        ends = np.array(reached)
-        count = int(ends[-1, 0])
-        wanted = np.frombuffer(b"".join(hashes[:count]), np.uint64).reshape(count, HASH_BYTES // 8)
+            return range(0)
+        count, last = reached[-1]
+        wanted = b"".join(hashes[:count])
         # Blocks stored together mostly have rows in sequence.
-        lengths = np.diff(ends[:, 0], prepend=0)
-        rows = np.maximum(np.arange(count) + np.repeat(ends[:, 1] + 1 - ends[:, 0], lengths), 0)
-        if not self._are(rows, wanted, first_index):
-            rows = np.array(self._walk(reached), np.int64)
-            if not self._are(rows, wanted, first_index):
-                rows = np.array(self._one_by_one(group, hashes, first_index), np.int64)
-        found: NDArray[np.uint32] = rows.astype(np.uint32)
-        return found
+        rows = range(last + 1 - count, last + 1)
+        if rows.start > 0 and self._are(rows, wanted, first_index):
+            return rows
+        found = self._walk(reached)
+        if not self._are(found, wanted, first_index):
+            found = self._one_by_one(group, hashes, first_index)
+        return np.array(found, np.uint32)
 
-    def _are(self, rows: NDArray[np.int64], wanted: NDArray[np.uint64], first_index: int) -> bool:
+    def _are(self, rows: range | Sequence[int], wanted: bytes, first_index: int) -> bool:
         """Whether rows are the visible blocks with these hashes. A free row may still have the hash it had."""
         table = self._table
-        return bool(
-            (table.hash_words[rows] == wanted).all()
-            and (table.state.array[rows] & (VISIBLE | SNAPSHOT) == VISIBLE).all()
-            and (table.block_index.array[rows] == np.arange(first_index, first_index + len(rows))).all()
+        if isinstance(rows, range):
+            where: slice | NDArray[np.int64] = slice(rows.start, rows.stop)
+            hashes = table.hashes[rows.start * HASH_BYTES : rows.stop * HASH_BYTES]
+        else:
+            where = np.array(rows, np.int64)
+            hashes = table.hash_words[where].tobytes()
+        # As bytes, which are compared faster than arrays of this length.
+        indexes = np.arange(first_index, first_index + len(rows), dtype=np.uint32)
+        return (
+            hashes == wanted
+            and not table.state.array[where].tobytes().translate(None, _VISIBLE_BLOCK)
+            and table.block_index.array[where].tobytes() == indexes.tobytes()
         )
 
     def _one_by_one(self, group: Group, hashes: Sequence[bytes], first_index: int) -> list[int]:
@@ -184,3 +198,8 @@ class Lookup:
             slab=held.slab,
             location=held.location,
         )
+
+
+def _copied(values: NDArray[Any]) -> NDArray[Any]:
+    """The values, in memory of their own."""
+    return values if values.base is None else values.copy()

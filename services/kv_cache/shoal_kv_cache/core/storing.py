@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from shoal_kv_cache.core.candidates import Rows
 from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, SEGMENT_BLOCKS, Entry, Kind
 from shoal_kv_cache.core.groups import GroupRecord
 from shoal_kv_cache.core.history import History
 from shoal_kv_cache.core.holdings import Holdings
 from shoal_kv_cache.core.results import Outcome
-from shoal_kv_cache.core.reuse import ReuseSample
-from shoal_kv_cache.core.table import NO_PLACE, RAM, SSD, VISIBLE, IndexFull
+from shoal_kv_cache.core.table import NO_PLACE, RAM, SNAPSHOT, SSD, VISIBLE, IndexFull
 
 _SHORTEST_RUN = 8
 """Fewer are stored one by one: arrays cost more than they save."""
@@ -23,8 +23,8 @@ _SHORTEST_RUN = 8
 class Storing:
     """Stores entries with a copy in one tier. Keeps visible blocks prefix-closed in each segment."""
 
-    def __init__(self, holdings: Holdings, history: History, reuse: ReuseSample) -> None:
-        self._holdings, self._history, self._reuse = holdings, history, reuse
+    def __init__(self, holdings: Holdings, history: History) -> None:
+        self._holdings, self._history = holdings, history
 
     def store(self, tier: int, entries: Sequence[Entry], places: Sequence[int], changes: Changes) -> list[Outcome]:
         """Entries of one group and one put, in any order. Raises IndexFull before anything is stored."""
@@ -34,7 +34,6 @@ class Storing:
         if table.free_rows < 2 * len(entries):
             self._check_room(entries)
         record = self._holdings.groups.intern(entries[0].group)
-        self._history.advance(len(entries))
         outcomes = [Outcome.ORPHAN] * len(entries)
         foreign: set[bytes] = set()
         stored: list[int] = []
@@ -65,7 +64,6 @@ class Storing:
                     new = self._holdings.show_run(
                         tier, record, row, [entries[n] for n in run], [places[n] for n in run]
                     )
-                    self._history.stored_run(new, row)
                     changes.stored += [entries[n].key for n in run]
                     stored += new.tolist()
                     for n in run:
@@ -74,9 +72,9 @@ class Storing:
                     parent, parent_hash = stored[-1], entries[run[-1]].key.block_hash
         if stored:
             rows = np.array(stored, np.uint32)
+            self._remember(rows, is_recovered=tier == SSD)
             for row in rows[self._holdings.are_leaves(rows)].tolist():
                 self._holdings.offer(row)
-            self._reuse.note(rows)
         return outcomes
 
     def recover(self, records: Iterable[tuple[Entry, int]], changes: Changes) -> int:
@@ -108,6 +106,18 @@ class Storing:
         self._holdings.give_copy(tier, row, place)
         self._holdings.offer(row)
         return True
+
+    def _remember(self, rows: Rows, *, is_recovered: bool) -> None:
+        """Tells the history of new blocks, run by run, and then of new snapshots."""
+        table = self._holdings.table
+        is_snapshot = table.state.array[rows] & SNAPSHOT != 0
+        blocks, snapshots = rows[~is_snapshot], rows[is_snapshot]
+        if len(blocks):
+            begins = np.flatnonzero(table.parent.array[blocks[1:]] != blocks[:-1]) + 1
+            for run in np.split(blocks, begins):
+                self._history.stored(run, is_recovered=is_recovered)
+        for row in snapshots.tolist():
+            self._history.stored_snapshot(row, table.parent.at[row])
 
     def _check_room(self, entries: Sequence[Entry]) -> None:
         known = {one.key.block_hash for one in entries}
@@ -164,9 +174,7 @@ class Storing:
             parent = holdings.stub(entry.parent_hash)
         if not row:
             row = holdings.stub(entry.key.block_hash)
-        is_leaf = not holdings.has_children(parent)
         holdings.show(row, record, parent, index, entry.checksum)
-        self._history.stored(row, parent, is_leaf=is_leaf)
         holdings.give_copy(tier, row, place)
         return Outcome.STORED, row
 
@@ -186,9 +194,6 @@ class Storing:
         if form_number is None or table.block_index.at[block] != entry.block_index:
             return self._refuse(tier, entry, place, changes, Outcome.REFUSED), 0
         row = holdings.snapshot(form_number)
-        passed = self._history.stored_snapshot(row, block)
-        if passed:
-            self._reuse.reclassify(passed)
         holdings.show(row, record, block, entry.block_index, entry.checksum)
         holdings.give_copy(tier, row, place)
         return Outcome.STORED, row

@@ -57,7 +57,7 @@ class Table:
     children      of RAM and SSD: children with a copy there, those in the next segment and the snapshot included
     bucket_next   next row of the bucket; of the free list for a free row
     last_use      the policy's time
-    history       the policy's class of the row
+    history       what the policy knows of the row's conversation
     """
 
     def __init__(self, max_rows: int) -> None:

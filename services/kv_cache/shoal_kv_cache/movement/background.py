@@ -54,10 +54,12 @@ class WriteBack:
         name: str,
         max_queued_bytes: int,
         bytes_per_s: float,
+        batch_bytes: int = _BATCH_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """bytes_per_s: 0 for no limit."""
+        """bytes_per_s: 0 for no limit. batch_bytes: what the sink is given in one call, about."""
         self._sink, self._counts, self._name, self._clock = sink, counts, name, clock
+        self._batch_bytes = batch_bytes
         self._queue: WriteQueue[Item] = WriteQueue(max_queued_bytes)
         self._bucket = TokenBucket(bytes_per_s, burst_bytes=bytes_per_s * _BURST_S, now_s=clock())
         self._wake, self._has_room = asyncio.Event(), asyncio.Event()
@@ -117,7 +119,7 @@ class WriteBack:
                 # What waits meanwhile is bounded by the queue.
                 await asyncio.sleep(max(self._rest_until_s - self._clock(), 0.0))
                 waiting_bytes = self._queue.queued_bytes
-                batch = self._queue.take(_BATCH_BYTES, _BATCH_ITEMS)
+                batch = self._queue.take(self._batch_bytes, _BATCH_ITEMS)
                 self._busy_bytes = waiting_bytes - self._queue.queued_bytes
                 self._has_room.set()
                 self._busy = asyncio.ensure_future(self._carry(batch))
@@ -138,9 +140,14 @@ class WriteBack:
         except MeshError as error:
             self._failed(batch, error)
             return 0
-        except BaseException:
+        except asyncio.CancelledError:
             self._settle(batch, Unavailable("the node is stopping", reason="STOPPING"))
             raise
+        except Exception:
+            # A bug, told once; one batch must not end the writing of all that follow.
+            logger.exception("write-back failed", extra={"to": self._name, "items": len(batch)})
+            self._failed(batch, Unavailable("a bug, see the log of the node", reason="INTERNAL"))
+            return 0
         self._failure, self._rest_s = None, _REST_S[0]
         if size_bytes:
             self._counts.wrote(size_bytes)

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+DISK_BATCH_BYTES = 32 << 20
+"""The disk is idle from the end of one batch to the begin of the next: a millisecond, which is little beside these."""
 _COMPACT_BYTES = 32 << 20
 _LOOK_S = 1.0
 _BURST_S = 0.25
@@ -168,6 +170,11 @@ class SsdSink:
         self._store.ram.hold(slabs)
         try:
             locations = await self._append(list(chosen.values()))
+        except ChecksumMismatch:
+            # Damaged in memory since it was put: it goes, the others are written, and whoever waits for it hears of it.
+            if self._store.drop_damaged(chosen.values()):
+                await self.write(items)
+            raise
         finally:
             self._store.ram.let_go(slabs)
         changes = Changes()

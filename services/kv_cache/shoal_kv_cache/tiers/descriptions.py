@@ -96,6 +96,11 @@ def unpack_record(data: Buffer, offset: int = 0) -> Record:
     return Record(_KINDS[code], *rest)
 
 
+def kind_of(code: int) -> Kind:
+    """The kind that a record's first byte says. Raises KeyError."""
+    return _KINDS[code]
+
+
 def _utf8(text: str) -> bytes:
     return text.encode()
 

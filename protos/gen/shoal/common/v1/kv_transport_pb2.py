@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"shoal/common/v1/kv_transport.proto\x12\x0fshoal.common.v1\"\xf4\x01\n\x07Payload\x12\x12\n\npayload_id\x18\x01 \x01(\r\x12*\n\x04kind\x18\x02 \x01(\x0e\x32\x1c.shoal.common.v1.PayloadKind\x12\x16\n\x0eposition_begin\x18\x03 \x01(\r\x12\x14\n\x0cposition_end\x18\x04 \x01(\r\x12\r\n\x05shape\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\r\n\x05kv_id\x18\x07 \x01(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\t \x01(\x06\x12\x12\n\nblock_hash\x18\n \x01(\x0c\x12\x14\n\x0c\x61rena_offset\x18\x0b \x01(\x04\"P\n\x0eTransportOffer\x12-\n\x05kinds\x18\x01 \x03(\x0e\x32\x1e.shoal.common.v1.TransportKind\x12\x0f\n\x07host_id\x18\x02 \x01(\t\"\xf6\x01\n\x0eTransportGrant\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.shoal.common.v1.TransportKind\x12\x11\n\texport_id\x18\x02 \x01(\t\x12\x12\n\narena_name\x18\x03 \x01(\t\x12\x13\n\x0b\x61rena_nonce\x18\x04 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x16\n\x0estream_address\x18\x06 \x01(\t\x12\x12\n\nslab_bytes\x18\x07 \x01(\x04\x12\x19\n\x11\x66irst_slab_offset\x18\x08 \x01(\x04\x12\x0c\n\x04peer\x18\t \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\n \x01(\x06\"\xe0\x01\n\nPayloadRun\x12\x18\n\x10\x66irst_payload_id\x18\x01 \x01(\r\x12*\n\x04kind\x18\x02 \x01(\x0e\x32\x1c.shoal.common.v1.PayloadKind\x12\x16\n\x0eposition_begin\x18\x03 \x01(\r\x12\x11\n\tpositions\x18\x04 \x01(\r\x12\r\n\x05shape\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\r\n\x05kv_id\x18\x07 \x01(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x12\x11\n\tchecksums\x18\t \x03(\x06\x12\r\n\x05slabs\x18\n \x03(\r*\xe0\x01\n\x0bPayloadKind\x12\x1c\n\x18PAYLOAD_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12PAYLOAD_KIND_BLOCK\x10\x01\x12\x1e\n\x1aPAYLOAD_KIND_PARTIAL_BLOCK\x10\x02\x12\x1f\n\x1bPAYLOAD_KIND_ENCODER_WINDOW\x10\x03\x12\x1f\n\x1bPAYLOAD_KIND_DECODER_WINDOW\x10\x04\x12\x1d\n\x19PAYLOAD_KIND_DRAFT_WINDOW\x10\x05\x12\x1a\n\x16PAYLOAD_KIND_OPEN_PAIR\x10\x06*\xae\x01\n\rTransportKind\x12\x1e\n\x1aTRANSPORT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12TRANSPORT_KIND_SHM\x10\x01\x12\x17\n\x13TRANSPORT_KIND_GRPC\x10\x02\x12\x16\n\x12TRANSPORT_KIND_TCP\x10\x03\x12\x17\n\x13TRANSPORT_KIND_NIXL\x10\x04\x12\x1b\n\x17TRANSPORT_KIND_MOONCAKE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"shoal/common/v1/kv_transport.proto\x12\x0fshoal.common.v1\"\xf4\x01\n\x07Payload\x12\x12\n\npayload_id\x18\x01 \x01(\r\x12*\n\x04kind\x18\x02 \x01(\x0e\x32\x1c.shoal.common.v1.PayloadKind\x12\x16\n\x0eposition_begin\x18\x03 \x01(\r\x12\x14\n\x0cposition_end\x18\x04 \x01(\r\x12\r\n\x05shape\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\r\n\x05kv_id\x18\x07 \x01(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\t \x01(\x06\x12\x12\n\nblock_hash\x18\n \x01(\x0c\x12\x14\n\x0c\x61rena_offset\x18\x0b \x01(\x04\"P\n\x0eTransportOffer\x12-\n\x05kinds\x18\x01 \x03(\x0e\x32\x1e.shoal.common.v1.TransportKind\x12\x0f\n\x07host_id\x18\x02 \x01(\t\"\x8b\x02\n\x0eTransportGrant\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.shoal.common.v1.TransportKind\x12\x11\n\texport_id\x18\x02 \x01(\t\x12\x12\n\narena_name\x18\x03 \x01(\t\x12\x13\n\x0b\x61rena_nonce\x18\x04 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x16\n\x0estream_address\x18\x06 \x01(\t\x12\x12\n\nslab_bytes\x18\x07 \x01(\x04\x12\x19\n\x11\x66irst_slab_offset\x18\x08 \x01(\x04\x12\x0c\n\x04peer\x18\t \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\n \x01(\x06\x12\x13\n\x0b\x63\x61ll_socket\x18\x0b \x01(\t\"\xe0\x01\n\nPayloadRun\x12\x18\n\x10\x66irst_payload_id\x18\x01 \x01(\r\x12*\n\x04kind\x18\x02 \x01(\x0e\x32\x1c.shoal.common.v1.PayloadKind\x12\x16\n\x0eposition_begin\x18\x03 \x01(\r\x12\x11\n\tpositions\x18\x04 \x01(\r\x12\r\n\x05shape\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\r\n\x05kv_id\x18\x07 \x01(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x12\x11\n\tchecksums\x18\t \x03(\x06\x12\r\n\x05slabs\x18\n \x03(\r*\xe0\x01\n\x0bPayloadKind\x12\x1c\n\x18PAYLOAD_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12PAYLOAD_KIND_BLOCK\x10\x01\x12\x1e\n\x1aPAYLOAD_KIND_PARTIAL_BLOCK\x10\x02\x12\x1f\n\x1bPAYLOAD_KIND_ENCODER_WINDOW\x10\x03\x12\x1f\n\x1bPAYLOAD_KIND_DECODER_WINDOW\x10\x04\x12\x1d\n\x19PAYLOAD_KIND_DRAFT_WINDOW\x10\x05\x12\x1a\n\x16PAYLOAD_KIND_OPEN_PAIR\x10\x06*\xae\x01\n\rTransportKind\x12\x1e\n\x1aTRANSPORT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12TRANSPORT_KIND_SHM\x10\x01\x12\x17\n\x13TRANSPORT_KIND_GRPC\x10\x02\x12\x16\n\x12TRANSPORT_KIND_TCP\x10\x03\x12\x17\n\x13TRANSPORT_KIND_NIXL\x10\x04\x12\x1b\n\x17TRANSPORT_KIND_MOONCAKE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.common.v1.kv_transport_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PAYLOADKIND']._serialized_start=861
-  _globals['_PAYLOADKIND']._serialized_end=1085
-  _globals['_TRANSPORTKIND']._serialized_start=1088
-  _globals['_TRANSPORTKIND']._serialized_end=1262
+  _globals['_PAYLOADKIND']._serialized_start=882
+  _globals['_PAYLOADKIND']._serialized_end=1106
+  _globals['_TRANSPORTKIND']._serialized_start=1109
+  _globals['_TRANSPORTKIND']._serialized_end=1283
   _globals['_PAYLOAD']._serialized_start=56
   _globals['_PAYLOAD']._serialized_end=300
   _globals['_TRANSPORTOFFER']._serialized_start=302
   _globals['_TRANSPORTOFFER']._serialized_end=382
   _globals['_TRANSPORTGRANT']._serialized_start=385
-  _globals['_TRANSPORTGRANT']._serialized_end=631
-  _globals['_PAYLOADRUN']._serialized_start=634
-  _globals['_PAYLOADRUN']._serialized_end=858
+  _globals['_TRANSPORTGRANT']._serialized_end=652
+  _globals['_PAYLOADRUN']._serialized_start=655
+  _globals['_PAYLOADRUN']._serialized_end=879
 # @@protoc_insertion_point(module_scope)

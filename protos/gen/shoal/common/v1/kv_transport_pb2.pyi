@@ -203,6 +203,7 @@ class TransportGrant(_message.Message):
     FIRST_SLAB_OFFSET_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     BASE_ADDRESS_FIELD_NUMBER: _builtins.int
+    CALL_SOCKET_FIELD_NUMBER: _builtins.int
     kind: Global___TransportKind.ValueType
     """The way."""
     export_id: _builtins.str
@@ -223,6 +224,10 @@ class TransportGrant(_message.Message):
     """What the holder's transfer engine tells its peers; nixl and mooncake only."""
     base_address: _builtins.int
     """Where the arena begins in the holder's memory; nixl and mooncake only."""
+    call_socket: _builtins.str
+    """Name of the abstract unix socket on which the holder serves the calls of its byte stream to processes of its own user;
+    shm only. Empty: none. A puller in another network namespace cannot connect and uses stream_address.
+    """
     def __init__(
         self,
         *,
@@ -236,10 +241,11 @@ class TransportGrant(_message.Message):
         first_slab_offset: _builtins.int = ...,
         peer: _builtins.bytes = ...,
         base_address: _builtins.int = ...,
+        call_socket: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "arena_name", b"arena_name", "arena_nonce", b"arena_nonce", "base_address", b"base_address", "export_id", b"export_id", "first_slab_offset", b"first_slab_offset", "kind", b"kind", "peer", b"peer", "slab_bytes", b"slab_bytes", "stream_address", b"stream_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "arena_name", b"arena_name", "arena_nonce", b"arena_nonce", "base_address", b"base_address", "call_socket", b"call_socket", "export_id", b"export_id", "first_slab_offset", b"first_slab_offset", "kind", b"kind", "peer", b"peer", "slab_bytes", b"slab_bytes", "stream_address", b"stream_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -163,13 +163,13 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[_tokens_pb2.TokenIds]:
         """Sequences that the output never contains, at most 128 of 1 to 32 ids: where the output ends with all ids of one but
-        the last, the last is masked.
+        the last, the last is masked. A request that may say no token at all fails (INVALID_ARGUMENT, NOTHING_ALLOWED).
         """
 
     @_builtins.property
     def forced_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The output begins with these tokens: output index i is forced_ids[i] whatever the logits say. A stop token among
-        them ends the choice.
+        """The output begins with these tokens, at most 8,192: output index i is forced_ids[i] whatever the logits say. A stop
+        token among them ends the choice.
         """
 
     def __init__(
@@ -268,11 +268,14 @@ class Constraint(_message.Message):
     json_object: _builtins.bool
     """Any JSON object; must be true."""
     regex: _builtins.str
-    """Text that the regular expression matches as a whole."""
+    """Text that the regular expression matches as a whole (Rust's syntax, without look-around and word boundaries)."""
     ebnf: _builtins.str
-    """Text that the grammar derives, in EBNF, start rule `root`."""
+    """Text that the grammar derives, in EBNF as of llama.cpp (rule ::= ...), start rule `root`."""
     structural_tag: _builtins.str
-    """A structural tag as JSON text: free text in which certain tags begin constrained parts; V4.1's tool calls."""
+    """A structural tag as JSON text; V4.1's tool calls:
+    {"type": "tool_calls", "choice": "auto"|"required", "parallel": true, "tools": [{"name": N, "parameters": S}],
+    "content": S}. See docs/constraints.md.
+    """
     def __init__(
         self,
         *,

@@ -131,8 +131,8 @@ class OutputConstraint(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     START_AFTER_IDS_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
-    """Engine that compiles it, by the table of engines. A worker whose table names another refuses the request
-    (FAILED_PRECONDITION, CONSTRAINT_MISMATCH).
+    """Engine that compiles it, by the table of engines; empty: whatever the worker's table says. A worker whose table names
+    another refuses the request (FAILED_PRECONDITION, CONSTRAINT_MISMATCH).
     """
     @_builtins.property
     def constraint(self) -> _sampling_pb2.Constraint:

@@ -43,7 +43,8 @@ class DecodeServiceStub:
     With a gateway_id the entries travel on Frames instead and may come before Admitted; Ended is sent only when all of
     them are acknowledged there.
 
-    INVALID_ARGUMENT (TOKEN_OUT_OF_RANGE, PROMPT_TOO_LONG, CONSTRAINT_INVALID, ...): names the field; nothing is held.
+    INVALID_ARGUMENT (TOKEN_OUT_OF_RANGE, PROMPT_TOO_LONG, CONSTRAINT_INVALID, CONSTRAINT_TIMEOUT, ...): names the field;
+    nothing is held. CONSTRAINT_FAILED, also in mid-answer: the constraint costs more than one token may.
     RESOURCE_EXHAUSTED (OUT_OF_BLOCKS, OUT_OF_SLOTS, QUEUE_FULL): no room now; nothing is held; another worker may have.
     FAILED_PRECONDITION (NUMERICS_MISMATCH, CONSTRAINT_MISMATCH, NOT_DETERMINISTIC, FRAMES_NOT_OPEN, EXCEEDS_CAPACITY):
     this worker can never serve it as asked.
@@ -81,7 +82,8 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
     With a gateway_id the entries travel on Frames instead and may come before Admitted; Ended is sent only when all of
     them are acknowledged there.
 
-    INVALID_ARGUMENT (TOKEN_OUT_OF_RANGE, PROMPT_TOO_LONG, CONSTRAINT_INVALID, ...): names the field; nothing is held.
+    INVALID_ARGUMENT (TOKEN_OUT_OF_RANGE, PROMPT_TOO_LONG, CONSTRAINT_INVALID, CONSTRAINT_TIMEOUT, ...): names the field;
+    nothing is held. CONSTRAINT_FAILED, also in mid-answer: the constraint costs more than one token may.
     RESOURCE_EXHAUSTED (OUT_OF_BLOCKS, OUT_OF_SLOTS, QUEUE_FULL): no room now; nothing is held; another worker may have.
     FAILED_PRECONDITION (NUMERICS_MISMATCH, CONSTRAINT_MISMATCH, NOT_DETERMINISTIC, FRAMES_NOT_OPEN, EXCEEDS_CAPACITY):
     this worker can never serve it as asked.
@@ -122,7 +124,8 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         With a gateway_id the entries travel on Frames instead and may come before Admitted; Ended is sent only when all of
         them are acknowledged there.
 
-        INVALID_ARGUMENT (TOKEN_OUT_OF_RANGE, PROMPT_TOO_LONG, CONSTRAINT_INVALID, ...): names the field; nothing is held.
+        INVALID_ARGUMENT (TOKEN_OUT_OF_RANGE, PROMPT_TOO_LONG, CONSTRAINT_INVALID, CONSTRAINT_TIMEOUT, ...): names the field;
+        nothing is held. CONSTRAINT_FAILED, also in mid-answer: the constraint costs more than one token may.
         RESOURCE_EXHAUSTED (OUT_OF_BLOCKS, OUT_OF_SLOTS, QUEUE_FULL): no room now; nothing is held; another worker may have.
         FAILED_PRECONDITION (NUMERICS_MISMATCH, CONSTRAINT_MISMATCH, NOT_DETERMINISTIC, FRAMES_NOT_OPEN, EXCEEDS_CAPACITY):
         this worker can never serve it as asked.

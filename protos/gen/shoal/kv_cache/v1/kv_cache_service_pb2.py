@@ -26,15 +26,15 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from shoal.common.v1 import kv_transport_pb2 as shoal_dot_common_dot_v1_dot_kv__transport__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(shoal/kv_cache/v1/kv_cache_service.proto\x12\x11shoal.kv_cache.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"shoal/common/v1/kv_transport.proto\"\xab\x03\n\x0e\x41\x63quireRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08owner_id\x18\x02 \x01(\t\x12\r\n\x05kv_id\x18\x03 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x03(\x0c\x12\x16\n\x0emax_hit_tokens\x18\x06 \x01(\r\x12/\n\x0ctime_to_live\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x05offer\x18\x08 \x01(\x0b\x32\x1f.shoal.common.v1.TransportOffer\x12\x13\n\x0bwant_replay\x18\t \x01(\x08\x12\x13\n\x0b\x62locks_only\x18\n \x01(\x08\x12\x12\n\ntenant_tag\x18\x0b \x01(\x0c\x12\x19\n\x11release_lease_ids\x18\x0c \x03(\t\x12\x16\n\x0eposition_begin\x18\r \x01(\r\x12\x14\n\x0cis_from_peer\x18\x0e \x01(\x08\x12\x1e\n\x16recompute_tokens_per_s\x18\x0f \x01(\x02\x12\x1b\n\x13replay_reach_tokens\x18\x10 \x01(\r\"\x90\x01\n\x07TierHit\x12%\n\x04tier\x18\x01 \x01(\x0e\x32\x17.shoal.kv_cache.v1.Tier\x12\x12\n\nhit_tokens\x18\x02 \x01(\r\x12\x15\n\rreplay_tokens\x18\x03 \x01(\r\x12\x12\n\nload_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06load_s\x18\x05 \x01(\x02\x12\x0f\n\x07is_used\x18\x06 \x01(\x08\"\xa6\x02\n\x0f\x41\x63quireResponse\x12\x12\n\nhit_tokens\x18\x01 \x01(\r\x12\x15\n\rreplay_tokens\x18\x02 \x01(\r\x12\x16\n\x0epresent_tokens\x18\x03 \x01(\r\x12.\n\x05grant\x18\x04 \x01(\x0b\x32\x1f.shoal.common.v1.TransportGrant\x12*\n\x08payloads\x18\x05 \x03(\x0b\x32\x18.shoal.common.v1.Payload\x12)\n\x04runs\x18\x06 \x03(\x0b\x32\x1b.shoal.common.v1.PayloadRun\x12-\n\ttier_hits\x18\x07 \x03(\x0b\x32\x1a.shoal.kv_cache.v1.TierHit\x12\x1a\n\x12replay_cost_tokens\x18\x08 \x01(\r\"\"\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"\xa1\x01\n\nPutRequest\x12,\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x1b.shoal.kv_cache.v1.PutBeginH\x00\x12*\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x1a.shoal.kv_cache.v1.PutDataH\x00\x12.\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1c.shoal.kv_cache.v1.PutCommitH\x00\x42\t\n\x07message\"\xed\x01\n\x08PutBegin\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\x10\n\x08owner_id\x18\x02 \x01(\t\x12\r\n\x05kv_id\x18\x03 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x12\n\ntenant_tag\x18\x05 \x01(\x0c\x12*\n\x08payloads\x18\x06 \x03(\x0b\x32\x18.shoal.common.v1.Payload\x12\x15\n\rparent_hashes\x18\x07 \x03(\x0c\x12.\n\x05offer\x18\x08 \x01(\x0b\x32\x1f.shoal.common.v1.TransportOffer\x12\x14\n\x0cis_from_peer\x18\t \x01(\x08\";\n\x07PutData\x12\x12\n\npayload_id\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x0b\n\tPutCommit\"~\n\x0bPutResponse\x12.\n\x06wanted\x18\x01 \x01(\x0b\x32\x1c.shoal.kv_cache.v1.PutWantedH\x00\x12\x34\n\tcommitted\x18\x02 \x01(\x0b\x32\x1f.shoal.kv_cache.v1.PutCommittedH\x00\x42\t\n\x07message\"_\n\tPutWanted\x12\x13\n\x0bpayload_ids\x18\x01 \x03(\r\x12.\n\x05grant\x18\x02 \x01(\x0b\x32\x1f.shoal.common.v1.TransportGrant\x12\r\n\x05slabs\x18\x03 \x03(\r\"$\n\x0cPutCommitted\x12\x14\n\x0cstored_count\x18\x01 \x01(\r\"h\n\x0c\x46lushRequest\x12\x12\n\x05kv_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ntenant_tag\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x12\n\neverything\x18\x03 \x01(\x08\x42\x08\n\x06_kv_idB\r\n\x0b_tenant_tag\"R\n\rFlushResponse\x12\x13\n\x0b\x62lock_count\x18\x01 \x01(\x04\x12\x16\n\x0esnapshot_count\x18\x02 \x01(\x04\x12\x14\n\x0cremote_count\x18\x03 \x01(\x04\"V\n\x14ReportCorruptRequest\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.shoal.common.v1.PayloadKind\x12\x12\n\nblock_hash\x18\x02 \x01(\x0c\"\x17\n\x15ReportCorruptResponse\"\x11\n\x0fListHeldRequest\"{\n\x10ListHeldResponse\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1d.shoal.kv_cache.v1.HeldHeaderH\x00\x12+\n\x04page\x18\x02 \x01(\x0b\x32\x1b.shoal.kv_cache.v1.HeldPageH\x00\x42\t\n\x07message\":\n\nHeldHeader\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x04\"9\n\x08HeldPage\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x0c\x12\x17\n\x0fsnapshot_hashes\x18\x02 \x03(\x0c\"\x11\n\x0fGetStatsRequest\"\xc2\x02\n\x10GetStatsResponse\x12\x13\n\x0b\x62lock_count\x18\x01 \x01(\x04\x12\x16\n\x0esnapshot_count\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x04 \x01(\x04\x12\x13\n\x0blease_count\x18\x05 \x01(\r\x12\x15\n\racquire_count\x18\x06 \x01(\x04\x12\x11\n\thit_count\x18\x07 \x01(\x04\x12\x16\n\x0equeried_tokens\x18\x08 \x01(\x04\x12\x12\n\nhit_tokens\x18\t \x01(\x04\x12\x15\n\revicted_count\x18\n \x01(\x04\x12\x15\n\rcorrupt_count\x18\x0b \x01(\x04\x12+\n\x05tiers\x18\x0c \x03(\x0b\x32\x1c.shoal.kv_cache.v1.TierStats\x12\x0f\n\x07node_id\x18\r \x01(\t\"\xfc\x01\n\tTierStats\x12%\n\x04tier\x18\x01 \x01(\x0e\x32\x17.shoal.kv_cache.v1.Tier\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\x04\x12\x16\n\x0esnapshot_count\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x05 \x01(\x04\x12\x12\n\nread_bytes\x18\x06 \x01(\x04\x12\x15\n\rwritten_bytes\x18\x07 \x01(\x04\x12\x15\n\rfailure_count\x18\x08 \x01(\x04\x12\x15\n\rdropped_count\x18\t \x01(\x04\x12\x16\n\x0e\x66\x61iling_reason\x18\n \x01(\t\"Y\n\x11ListGroupsRequest\x12\x12\n\x05kv_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ntenant_tag\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x42\x08\n\x06_kv_idB\r\n\x0b_tenant_tag\"l\n\x05Group\x12\r\n\x05kv_id\x18\x01 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x02 \x01(\t\x12\x12\n\ntenant_tag\x18\x03 \x01(\x0c\x12+\n\x05tiers\x18\x04 \x03(\x0b\x32\x1c.shoal.kv_cache.v1.TierStats\">\n\x12ListGroupsResponse\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.shoal.kv_cache.v1.Group\"7\n\rVerifyRequest\x12&\n\x05tiers\x18\x01 \x03(\x0e\x32\x17.shoal.kv_cache.v1.Tier\"\x8d\x01\n\x0eVerifyResponse\x12%\n\x04tier\x18\x01 \x01(\x0e\x32\x17.shoal.kv_cache.v1.Tier\x12\x15\n\rchecked_count\x18\x02 \x01(\x04\x12\x15\n\rdamaged_count\x18\x03 \x01(\x04\x12\x15\n\rchecked_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07is_done\x18\x05 \x01(\x08*Y\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_RAM\x10\x01\x12\x0c\n\x08TIER_SSD\x10\x02\x12\x0e\n\nTIER_PEERS\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04\x32\x86\x06\n\x0eKvCacheService\x12P\n\x07\x41\x63quire\x12!.shoal.kv_cache.v1.AcquireRequest\x1a\".shoal.kv_cache.v1.AcquireResponse\x12P\n\x07Release\x12!.shoal.kv_cache.v1.ReleaseRequest\x1a\".shoal.kv_cache.v1.ReleaseResponse\x12H\n\x03Put\x12\x1d.shoal.kv_cache.v1.PutRequest\x1a\x1e.shoal.kv_cache.v1.PutResponse(\x01\x30\x01\x12J\n\x05\x46lush\x12\x1f.shoal.kv_cache.v1.FlushRequest\x1a .shoal.kv_cache.v1.FlushResponse\x12\x62\n\rReportCorrupt\x12\'.shoal.kv_cache.v1.ReportCorruptRequest\x1a(.shoal.kv_cache.v1.ReportCorruptResponse\x12U\n\x08ListHeld\x12\".shoal.kv_cache.v1.ListHeldRequest\x1a#.shoal.kv_cache.v1.ListHeldResponse0\x01\x12S\n\x08GetStats\x12\".shoal.kv_cache.v1.GetStatsRequest\x1a#.shoal.kv_cache.v1.GetStatsResponse\x12Y\n\nListGroups\x12$.shoal.kv_cache.v1.ListGroupsRequest\x1a%.shoal.kv_cache.v1.ListGroupsResponse\x12O\n\x06Verify\x12 .shoal.kv_cache.v1.VerifyRequest\x1a!.shoal.kv_cache.v1.VerifyResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(shoal/kv_cache/v1/kv_cache_service.proto\x12\x11shoal.kv_cache.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"shoal/common/v1/kv_transport.proto\"\xab\x03\n\x0e\x41\x63quireRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08owner_id\x18\x02 \x01(\t\x12\r\n\x05kv_id\x18\x03 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x03(\x0c\x12\x16\n\x0emax_hit_tokens\x18\x06 \x01(\r\x12/\n\x0ctime_to_live\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x05offer\x18\x08 \x01(\x0b\x32\x1f.shoal.common.v1.TransportOffer\x12\x13\n\x0bwant_replay\x18\t \x01(\x08\x12\x13\n\x0b\x62locks_only\x18\n \x01(\x08\x12\x12\n\ntenant_tag\x18\x0b \x01(\x0c\x12\x19\n\x11release_lease_ids\x18\x0c \x03(\t\x12\x16\n\x0eposition_begin\x18\r \x01(\r\x12\x14\n\x0cis_from_peer\x18\x0e \x01(\x08\x12\x1e\n\x16recompute_tokens_per_s\x18\x0f \x01(\x02\x12\x1b\n\x13replay_reach_tokens\x18\x10 \x01(\r\"\x90\x01\n\x07TierHit\x12%\n\x04tier\x18\x01 \x01(\x0e\x32\x17.shoal.kv_cache.v1.Tier\x12\x12\n\nhit_tokens\x18\x02 \x01(\r\x12\x15\n\rreplay_tokens\x18\x03 \x01(\r\x12\x12\n\nload_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06load_s\x18\x05 \x01(\x02\x12\x0f\n\x07is_used\x18\x06 \x01(\x08\"\xa6\x02\n\x0f\x41\x63quireResponse\x12\x12\n\nhit_tokens\x18\x01 \x01(\r\x12\x15\n\rreplay_tokens\x18\x02 \x01(\r\x12\x16\n\x0epresent_tokens\x18\x03 \x01(\r\x12.\n\x05grant\x18\x04 \x01(\x0b\x32\x1f.shoal.common.v1.TransportGrant\x12*\n\x08payloads\x18\x05 \x03(\x0b\x32\x18.shoal.common.v1.Payload\x12)\n\x04runs\x18\x06 \x03(\x0b\x32\x1b.shoal.common.v1.PayloadRun\x12-\n\ttier_hits\x18\x07 \x03(\x0b\x32\x1a.shoal.kv_cache.v1.TierHit\x12\x1a\n\x12replay_cost_tokens\x18\x08 \x01(\r\"\"\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"\xa1\x01\n\nPutRequest\x12,\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x1b.shoal.kv_cache.v1.PutBeginH\x00\x12*\n\x04\x64\x61ta\x18\x02 \x01(\x0b\x32\x1a.shoal.kv_cache.v1.PutDataH\x00\x12.\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1c.shoal.kv_cache.v1.PutCommitH\x00\x42\t\n\x07message\"\xed\x01\n\x08PutBegin\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\x10\n\x08owner_id\x18\x02 \x01(\t\x12\r\n\x05kv_id\x18\x03 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x12\n\ntenant_tag\x18\x05 \x01(\x0c\x12*\n\x08payloads\x18\x06 \x03(\x0b\x32\x18.shoal.common.v1.Payload\x12\x15\n\rparent_hashes\x18\x07 \x03(\x0c\x12.\n\x05offer\x18\x08 \x01(\x0b\x32\x1f.shoal.common.v1.TransportOffer\x12\x14\n\x0cis_from_peer\x18\t \x01(\x08\";\n\x07PutData\x12\x12\n\npayload_id\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x0b\n\tPutCommit\"~\n\x0bPutResponse\x12.\n\x06wanted\x18\x01 \x01(\x0b\x32\x1c.shoal.kv_cache.v1.PutWantedH\x00\x12\x34\n\tcommitted\x18\x02 \x01(\x0b\x32\x1f.shoal.kv_cache.v1.PutCommittedH\x00\x42\t\n\x07message\"t\n\tPutWanted\x12\x13\n\x0bpayload_ids\x18\x01 \x03(\r\x12.\n\x05grant\x18\x02 \x01(\x0b\x32\x1f.shoal.common.v1.TransportGrant\x12\r\n\x05slabs\x18\x03 \x03(\r\x12\x13\n\x0b\x66ill_number\x18\x04 \x01(\x04\"$\n\x0cPutCommitted\x12\x14\n\x0cstored_count\x18\x01 \x01(\r\"z\n\x0c\x46lushRequest\x12\x12\n\x05kv_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ntenant_tag\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x12\n\neverything\x18\x03 \x01(\x08\x12\x10\n\x08\x66lush_id\x18\x04 \x01(\tB\x08\n\x06_kv_idB\r\n\x0b_tenant_tag\"R\n\rFlushResponse\x12\x13\n\x0b\x62lock_count\x18\x01 \x01(\x04\x12\x16\n\x0esnapshot_count\x18\x02 \x01(\x04\x12\x14\n\x0cremote_count\x18\x03 \x01(\x04\"*\n\x12ListFlushesRequest\x12\x14\n\x0cknown_digest\x18\x01 \x01(\x0c\"e\n\x0b\x46lushRecord\x12\x10\n\x08\x66lush_id\x18\x01 \x01(\t\x12\x12\n\x05kv_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ntenant_tag\x18\x03 \x01(\x0cH\x01\x88\x01\x01\x42\x08\n\x06_kv_idB\r\n\x0b_tenant_tag\"]\n\x13ListFlushesResponse\x12/\n\x07records\x18\x01 \x03(\x0b\x32\x1e.shoal.kv_cache.v1.FlushRecord\x12\x15\n\rhas_forgotten\x18\x02 \x01(\x08\"\x8e\x01\n\x14ReportCorruptRequest\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.shoal.common.v1.PayloadKind\x12\x12\n\nblock_hash\x18\x02 \x01(\x0c\x12\r\n\x05kv_id\x18\x03 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x12\n\ntenant_tag\x18\x05 \x01(\x0c\"\x17\n\x15ReportCorruptResponse\"\x11\n\x0fListHeldRequest\"{\n\x10ListHeldResponse\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1d.shoal.kv_cache.v1.HeldHeaderH\x00\x12+\n\x04page\x18\x02 \x01(\x0b\x32\x1b.shoal.kv_cache.v1.HeldPageH\x00\x42\t\n\x07message\":\n\nHeldHeader\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x04\"9\n\x08HeldPage\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x0c\x12\x17\n\x0fsnapshot_hashes\x18\x02 \x03(\x0c\"\x11\n\x0fGetStatsRequest\"\xc2\x02\n\x10GetStatsResponse\x12\x13\n\x0b\x62lock_count\x18\x01 \x01(\x04\x12\x16\n\x0esnapshot_count\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x04 \x01(\x04\x12\x13\n\x0blease_count\x18\x05 \x01(\r\x12\x15\n\racquire_count\x18\x06 \x01(\x04\x12\x11\n\thit_count\x18\x07 \x01(\x04\x12\x16\n\x0equeried_tokens\x18\x08 \x01(\x04\x12\x12\n\nhit_tokens\x18\t \x01(\x04\x12\x15\n\revicted_count\x18\n \x01(\x04\x12\x15\n\rcorrupt_count\x18\x0b \x01(\x04\x12+\n\x05tiers\x18\x0c \x03(\x0b\x32\x1c.shoal.kv_cache.v1.TierStats\x12\x0f\n\x07node_id\x18\r \x01(\t\"\xfc\x01\n\tTierStats\x12%\n\x04tier\x18\x01 \x01(\x0e\x32\x17.shoal.kv_cache.v1.Tier\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\x04\x12\x16\n\x0esnapshot_count\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x05 \x01(\x04\x12\x12\n\nread_bytes\x18\x06 \x01(\x04\x12\x15\n\rwritten_bytes\x18\x07 \x01(\x04\x12\x15\n\rfailure_count\x18\x08 \x01(\x04\x12\x15\n\rdropped_count\x18\t \x01(\x04\x12\x16\n\x0e\x66\x61iling_reason\x18\n \x01(\t\"Y\n\x11ListGroupsRequest\x12\x12\n\x05kv_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ntenant_tag\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x42\x08\n\x06_kv_idB\r\n\x0b_tenant_tag\"l\n\x05Group\x12\r\n\x05kv_id\x18\x01 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x02 \x01(\t\x12\x12\n\ntenant_tag\x18\x03 \x01(\x0c\x12+\n\x05tiers\x18\x04 \x03(\x0b\x32\x1c.shoal.kv_cache.v1.TierStats\">\n\x12ListGroupsResponse\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.shoal.kv_cache.v1.Group\"7\n\rVerifyRequest\x12&\n\x05tiers\x18\x01 \x03(\x0e\x32\x17.shoal.kv_cache.v1.Tier\"\x8d\x01\n\x0eVerifyResponse\x12%\n\x04tier\x18\x01 \x01(\x0e\x32\x17.shoal.kv_cache.v1.Tier\x12\x15\n\rchecked_count\x18\x02 \x01(\x04\x12\x15\n\rdamaged_count\x18\x03 \x01(\x04\x12\x15\n\rchecked_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07is_done\x18\x05 \x01(\x08*Y\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_RAM\x10\x01\x12\x0c\n\x08TIER_SSD\x10\x02\x12\x0e\n\nTIER_PEERS\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04\x32\xe4\x06\n\x0eKvCacheService\x12P\n\x07\x41\x63quire\x12!.shoal.kv_cache.v1.AcquireRequest\x1a\".shoal.kv_cache.v1.AcquireResponse\x12P\n\x07Release\x12!.shoal.kv_cache.v1.ReleaseRequest\x1a\".shoal.kv_cache.v1.ReleaseResponse\x12H\n\x03Put\x12\x1d.shoal.kv_cache.v1.PutRequest\x1a\x1e.shoal.kv_cache.v1.PutResponse(\x01\x30\x01\x12J\n\x05\x46lush\x12\x1f.shoal.kv_cache.v1.FlushRequest\x1a .shoal.kv_cache.v1.FlushResponse\x12\\\n\x0bListFlushes\x12%.shoal.kv_cache.v1.ListFlushesRequest\x1a&.shoal.kv_cache.v1.ListFlushesResponse\x12\x62\n\rReportCorrupt\x12\'.shoal.kv_cache.v1.ReportCorruptRequest\x1a(.shoal.kv_cache.v1.ReportCorruptResponse\x12U\n\x08ListHeld\x12\".shoal.kv_cache.v1.ListHeldRequest\x1a#.shoal.kv_cache.v1.ListHeldResponse0\x01\x12S\n\x08GetStats\x12\".shoal.kv_cache.v1.GetStatsRequest\x1a#.shoal.kv_cache.v1.GetStatsResponse\x12Y\n\nListGroups\x12$.shoal.kv_cache.v1.ListGroupsRequest\x1a%.shoal.kv_cache.v1.ListGroupsResponse\x12O\n\x06Verify\x12 .shoal.kv_cache.v1.VerifyRequest\x1a!.shoal.kv_cache.v1.VerifyResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.kv_cache.v1.kv_cache_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=3432
-  _globals['_TIER']._serialized_end=3521
+  _globals['_TIER']._serialized_start=3770
+  _globals['_TIER']._serialized_end=3859
   _globals['_ACQUIREREQUEST']._serialized_start=132
   _globals['_ACQUIREREQUEST']._serialized_end=559
   _globals['_TIERHIT']._serialized_start=562
@@ -56,41 +56,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTRESPONSE']._serialized_start=1538
   _globals['_PUTRESPONSE']._serialized_end=1664
   _globals['_PUTWANTED']._serialized_start=1666
-  _globals['_PUTWANTED']._serialized_end=1761
-  _globals['_PUTCOMMITTED']._serialized_start=1763
-  _globals['_PUTCOMMITTED']._serialized_end=1799
-  _globals['_FLUSHREQUEST']._serialized_start=1801
-  _globals['_FLUSHREQUEST']._serialized_end=1905
-  _globals['_FLUSHRESPONSE']._serialized_start=1907
-  _globals['_FLUSHRESPONSE']._serialized_end=1989
-  _globals['_REPORTCORRUPTREQUEST']._serialized_start=1991
-  _globals['_REPORTCORRUPTREQUEST']._serialized_end=2077
-  _globals['_REPORTCORRUPTRESPONSE']._serialized_start=2079
-  _globals['_REPORTCORRUPTRESPONSE']._serialized_end=2102
-  _globals['_LISTHELDREQUEST']._serialized_start=2104
-  _globals['_LISTHELDREQUEST']._serialized_end=2121
-  _globals['_LISTHELDRESPONSE']._serialized_start=2123
-  _globals['_LISTHELDRESPONSE']._serialized_end=2246
-  _globals['_HELDHEADER']._serialized_start=2248
-  _globals['_HELDHEADER']._serialized_end=2306
-  _globals['_HELDPAGE']._serialized_start=2308
-  _globals['_HELDPAGE']._serialized_end=2365
-  _globals['_GETSTATSREQUEST']._serialized_start=2367
-  _globals['_GETSTATSREQUEST']._serialized_end=2384
-  _globals['_GETSTATSRESPONSE']._serialized_start=2387
-  _globals['_GETSTATSRESPONSE']._serialized_end=2709
-  _globals['_TIERSTATS']._serialized_start=2712
-  _globals['_TIERSTATS']._serialized_end=2964
-  _globals['_LISTGROUPSREQUEST']._serialized_start=2966
-  _globals['_LISTGROUPSREQUEST']._serialized_end=3055
-  _globals['_GROUP']._serialized_start=3057
-  _globals['_GROUP']._serialized_end=3165
-  _globals['_LISTGROUPSRESPONSE']._serialized_start=3167
-  _globals['_LISTGROUPSRESPONSE']._serialized_end=3229
-  _globals['_VERIFYREQUEST']._serialized_start=3231
-  _globals['_VERIFYREQUEST']._serialized_end=3286
-  _globals['_VERIFYRESPONSE']._serialized_start=3289
-  _globals['_VERIFYRESPONSE']._serialized_end=3430
-  _globals['_KVCACHESERVICE']._serialized_start=3524
-  _globals['_KVCACHESERVICE']._serialized_end=4298
+  _globals['_PUTWANTED']._serialized_end=1782
+  _globals['_PUTCOMMITTED']._serialized_start=1784
+  _globals['_PUTCOMMITTED']._serialized_end=1820
+  _globals['_FLUSHREQUEST']._serialized_start=1822
+  _globals['_FLUSHREQUEST']._serialized_end=1944
+  _globals['_FLUSHRESPONSE']._serialized_start=1946
+  _globals['_FLUSHRESPONSE']._serialized_end=2028
+  _globals['_LISTFLUSHESREQUEST']._serialized_start=2030
+  _globals['_LISTFLUSHESREQUEST']._serialized_end=2072
+  _globals['_FLUSHRECORD']._serialized_start=2074
+  _globals['_FLUSHRECORD']._serialized_end=2175
+  _globals['_LISTFLUSHESRESPONSE']._serialized_start=2177
+  _globals['_LISTFLUSHESRESPONSE']._serialized_end=2270
+  _globals['_REPORTCORRUPTREQUEST']._serialized_start=2273
+  _globals['_REPORTCORRUPTREQUEST']._serialized_end=2415
+  _globals['_REPORTCORRUPTRESPONSE']._serialized_start=2417
+  _globals['_REPORTCORRUPTRESPONSE']._serialized_end=2440
+  _globals['_LISTHELDREQUEST']._serialized_start=2442
+  _globals['_LISTHELDREQUEST']._serialized_end=2459
+  _globals['_LISTHELDRESPONSE']._serialized_start=2461
+  _globals['_LISTHELDRESPONSE']._serialized_end=2584
+  _globals['_HELDHEADER']._serialized_start=2586
+  _globals['_HELDHEADER']._serialized_end=2644
+  _globals['_HELDPAGE']._serialized_start=2646
+  _globals['_HELDPAGE']._serialized_end=2703
+  _globals['_GETSTATSREQUEST']._serialized_start=2705
+  _globals['_GETSTATSREQUEST']._serialized_end=2722
+  _globals['_GETSTATSRESPONSE']._serialized_start=2725
+  _globals['_GETSTATSRESPONSE']._serialized_end=3047
+  _globals['_TIERSTATS']._serialized_start=3050
+  _globals['_TIERSTATS']._serialized_end=3302
+  _globals['_LISTGROUPSREQUEST']._serialized_start=3304
+  _globals['_LISTGROUPSREQUEST']._serialized_end=3393
+  _globals['_GROUP']._serialized_start=3395
+  _globals['_GROUP']._serialized_end=3503
+  _globals['_LISTGROUPSRESPONSE']._serialized_start=3505
+  _globals['_LISTGROUPSRESPONSE']._serialized_end=3567
+  _globals['_VERIFYREQUEST']._serialized_start=3569
+  _globals['_VERIFYREQUEST']._serialized_end=3624
+  _globals['_VERIFYRESPONSE']._serialized_start=3627
+  _globals['_VERIFYRESPONSE']._serialized_end=3768
+  _globals['_KVCACHESERVICE']._serialized_start=3862
+  _globals['_KVCACHESERVICE']._serialized_end=4730
 # @@protoc_insertion_point(module_scope)

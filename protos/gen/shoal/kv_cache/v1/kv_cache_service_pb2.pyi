@@ -470,6 +470,11 @@ class PutWanted(_message.Message):
     PAYLOAD_IDS_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
     SLABS_FIELD_NUMBER: _builtins.int
+    FILL_NUMBER_FIELD_NUMBER: _builtins.int
+    fill_number: _builtins.int
+    """shm only: the byte of the arena's file that the writer holds a read lock on (an open file description lock) as long as
+    it writes. A lock that it does not get at once says that the put is over: then it writes nothing.
+    """
     @_builtins.property
     def payload_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Payloads to send."""
@@ -488,10 +493,11 @@ class PutWanted(_message.Message):
         payload_ids: _abc.Iterable[_builtins.int] | None = ...,
         grant: _kv_transport_pb2.TransportGrant | None = ...,
         slabs: _abc.Iterable[_builtins.int] | None = ...,
+        fill_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "payload_ids", b"payload_ids", "slabs", b"slabs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fill_number", b"fill_number", "grant", b"grant", "payload_ids", b"payload_ids", "slabs", b"slabs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -528,22 +534,26 @@ class FlushRequest(_message.Message):
     KV_ID_FIELD_NUMBER: _builtins.int
     TENANT_TAG_FIELD_NUMBER: _builtins.int
     EVERYTHING_FIELD_NUMBER: _builtins.int
+    FLUSH_ID_FIELD_NUMBER: _builtins.int
     kv_id: _builtins.str
     """Layout and weights."""
     tenant_tag: _builtins.bytes
     """Owner."""
     everything: _builtins.bool
     """Everything, when no other field is set."""
+    flush_id: _builtins.str
+    """Chosen by the caller, the same for all nodes, at most 64 characters; empty: the node draws one."""
     def __init__(
         self,
         *,
         kv_id: _builtins.str | None = ...,
         tenant_tag: _builtins.bytes | None = ...,
         everything: _builtins.bool = ...,
+        flush_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id", "_tenant_tag", b"_tenant_tag", "kv_id", b"kv_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id", "_tenant_tag", b"_tenant_tag", "everything", b"everything", "kv_id", b"kv_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id", "_tenant_tag", b"_tenant_tag", "everything", b"everything", "flush_id", b"flush_id", "kv_id", b"kv_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kv_id: _TypeAlias = _typing.Literal["kv_id"]  # noqa: Y015
     _WhichOneofArgType__kv_id: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id"]  # noqa: Y015
@@ -587,6 +597,95 @@ class FlushResponse(_message.Message):
 Global___FlushResponse: _TypeAlias = FlushResponse  # noqa: Y015
 
 @_typing.final
+class ListFlushesRequest(_message.Message):
+    """Asks for the flushes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_DIGEST_FIELD_NUMBER: _builtins.int
+    known_digest: _builtins.bytes
+    """SHA-256 over the flush_ids that the caller knows, sorted, each followed by a zero byte. A node that knows the same ones
+    answers with an empty list. Empty: all are wanted.
+    """
+    def __init__(
+        self,
+        *,
+        known_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_digest", b"known_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListFlushesRequest: _TypeAlias = ListFlushesRequest  # noqa: Y015
+
+@_typing.final
+class FlushRecord(_message.Message):
+    """One flush: what was held before it and matches is to be dropped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLUSH_ID_FIELD_NUMBER: _builtins.int
+    KV_ID_FIELD_NUMBER: _builtins.int
+    TENANT_TAG_FIELD_NUMBER: _builtins.int
+    flush_id: _builtins.str
+    """Names it over all nodes."""
+    kv_id: _builtins.str
+    """Layout and weights; absent: any."""
+    tenant_tag: _builtins.bytes
+    """Owner; absent: any."""
+    def __init__(
+        self,
+        *,
+        flush_id: _builtins.str = ...,
+        kv_id: _builtins.str | None = ...,
+        tenant_tag: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id", "_tenant_tag", b"_tenant_tag", "kv_id", b"kv_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id", "_tenant_tag", b"_tenant_tag", "flush_id", b"flush_id", "kv_id", b"kv_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__kv_id: _TypeAlias = _typing.Literal["kv_id"]  # noqa: Y015
+    _WhichOneofArgType__kv_id: _TypeAlias = _typing.Literal["_kv_id", b"_kv_id"]  # noqa: Y015
+    _WhichOneofReturnType__tenant_tag: _TypeAlias = _typing.Literal["tenant_tag"]  # noqa: Y015
+    _WhichOneofArgType__tenant_tag: _TypeAlias = _typing.Literal["_tenant_tag", b"_tenant_tag"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_id) -> _WhichOneofReturnType__kv_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_tag) -> _WhichOneofReturnType__tenant_tag | None: ...
+
+Global___FlushRecord: _TypeAlias = FlushRecord  # noqa: Y015
+
+@_typing.final
+class ListFlushesResponse(_message.Message):
+    """The flushes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    HAS_FORGOTTEN_FIELD_NUMBER: _builtins.int
+    has_forgotten: _builtins.bool
+    """There were older ones: who knows none of these has missed more than they say, and drops everything."""
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlushRecord]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___FlushRecord] | None = ...,
+        has_forgotten: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_forgotten", b"has_forgotten", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListFlushesResponse: _TypeAlias = ListFlushesResponse  # noqa: Y015
+
+@_typing.final
 class ReportCorruptRequest(_message.Message):
     """A payload that is not what its checksum says."""
 
@@ -594,19 +693,31 @@ class ReportCorruptRequest(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     BLOCK_HASH_FIELD_NUMBER: _builtins.int
+    KV_ID_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    TENANT_TAG_FIELD_NUMBER: _builtins.int
     kind: _kv_transport_pb2.PayloadKind.ValueType
     """Block or snapshot."""
     block_hash: _builtins.bytes
     """Its hash."""
+    kv_id: _builtins.str
+    """Layout and weights. What others hold under this hash is not touched."""
+    numerics_id: _builtins.str
+    """Pair that computed it."""
+    tenant_tag: _builtins.bytes
+    """Owner."""
     def __init__(
         self,
         *,
         kind: _kv_transport_pb2.PayloadKind.ValueType = ...,
         block_hash: _builtins.bytes = ...,
+        kv_id: _builtins.str = ...,
+        numerics_id: _builtins.str = ...,
+        tenant_tag: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hash", b"block_hash", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hash", b"block_hash", "kind", b"kind", "kv_id", b"kv_id", "numerics_id", b"numerics_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -614,7 +725,7 @@ Global___ReportCorruptRequest: _TypeAlias = ReportCorruptRequest  # noqa: Y015
 
 @_typing.final
 class ReportCorruptResponse(_message.Message):
-    """It is gone."""
+    """No damaged copy is left."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

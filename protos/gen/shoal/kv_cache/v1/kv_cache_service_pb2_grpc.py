@@ -55,6 +55,11 @@ class KvCacheServiceStub:
                 request_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.FlushRequest.SerializeToString,
                 response_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.FlushResponse.FromString,
                 _registered_method=True)
+        self.ListFlushes = channel.unary_unary(
+                '/shoal.kv_cache.v1.KvCacheService/ListFlushes',
+                request_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListFlushesRequest.SerializeToString,
+                response_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListFlushesResponse.FromString,
+                _registered_method=True)
         self.ReportCorrupt = channel.unary_unary(
                 '/shoal.kv_cache.v1.KvCacheService/ReportCorrupt',
                 request_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ReportCorruptRequest.SerializeToString,
@@ -118,14 +123,23 @@ class KvCacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Flush(self, request, context):
-        """Drops blocks and snapshots. Idempotent.
+        """Drops blocks and snapshots, also on nodes that are away: they hear of it from any node that did it, before they serve
+        again. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFlushes(self, request, context):
+        """The flushes that this node did or heard of, for nodes that were away.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportCorrupt(self, request, context):
-        """Drops one payload that failed its checksum at a reader. Idempotent.
+        """A payload failed its checksum at a reader: every copy of it that is damaged is dropped. Copies that are good stay, as
+        the reader's may have been damaged on its way. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +196,11 @@ def add_KvCacheServiceServicer_to_server(servicer, server):
                     servicer.Flush,
                     request_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.FlushRequest.FromString,
                     response_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.FlushResponse.SerializeToString,
+            ),
+            'ListFlushes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFlushes,
+                    request_deserializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListFlushesRequest.FromString,
+                    response_serializer=shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListFlushesResponse.SerializeToString,
             ),
             'ReportCorrupt': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportCorrupt,
@@ -318,6 +337,33 @@ class KvCacheService:
             '/shoal.kv_cache.v1.KvCacheService/Flush',
             shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.FlushRequest.SerializeToString,
             shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.FlushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFlushes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.kv_cache.v1.KvCacheService/ListFlushes',
+            shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListFlushesRequest.SerializeToString,
+            shoal_dot_kv__cache_dot_v1_dot_kv__cache__service__pb2.ListFlushesResponse.FromString,
             options,
             channel_credentials,
             insecure,

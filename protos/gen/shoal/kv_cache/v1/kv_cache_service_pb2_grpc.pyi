@@ -52,9 +52,15 @@ class KvCacheServiceStub:
     RESOURCE_EXHAUSTED (OUT_OF_SPACE): everything is pinned.
     """
     Flush: _grpc.UnaryUnaryMultiCallable[_kv_cache_service_pb2.FlushRequest, _kv_cache_service_pb2.FlushResponse]
-    """Drops blocks and snapshots. Idempotent."""
+    """Drops blocks and snapshots, also on nodes that are away: they hear of it from any node that did it, before they serve
+    again. Idempotent.
+    """
+    ListFlushes: _grpc.UnaryUnaryMultiCallable[_kv_cache_service_pb2.ListFlushesRequest, _kv_cache_service_pb2.ListFlushesResponse]
+    """The flushes that this node did or heard of, for nodes that were away."""
     ReportCorrupt: _grpc.UnaryUnaryMultiCallable[_kv_cache_service_pb2.ReportCorruptRequest, _kv_cache_service_pb2.ReportCorruptResponse]
-    """Drops one payload that failed its checksum at a reader. Idempotent."""
+    """A payload failed its checksum at a reader: every copy of it that is damaged is dropped. Copies that are good stay, as
+    the reader's may have been damaged on its way. Idempotent.
+    """
     ListHeld: _grpc.UnaryStreamMultiCallable[_kv_cache_service_pb2.ListHeldRequest, _kv_cache_service_pb2.ListHeldResponse]
     """Lists everything held, for readers of the event stream that missed some: first a header with the sequence number that
     the list is as of, then the hashes.
@@ -90,9 +96,15 @@ class KvCacheServiceAsyncStub(KvCacheServiceStub):
     RESOURCE_EXHAUSTED (OUT_OF_SPACE): everything is pinned.
     """
     Flush: _aio.UnaryUnaryMultiCallable[_kv_cache_service_pb2.FlushRequest, _kv_cache_service_pb2.FlushResponse]  # type: ignore[assignment]
-    """Drops blocks and snapshots. Idempotent."""
+    """Drops blocks and snapshots, also on nodes that are away: they hear of it from any node that did it, before they serve
+    again. Idempotent.
+    """
+    ListFlushes: _aio.UnaryUnaryMultiCallable[_kv_cache_service_pb2.ListFlushesRequest, _kv_cache_service_pb2.ListFlushesResponse]  # type: ignore[assignment]
+    """The flushes that this node did or heard of, for nodes that were away."""
     ReportCorrupt: _aio.UnaryUnaryMultiCallable[_kv_cache_service_pb2.ReportCorruptRequest, _kv_cache_service_pb2.ReportCorruptResponse]  # type: ignore[assignment]
-    """Drops one payload that failed its checksum at a reader. Idempotent."""
+    """A payload failed its checksum at a reader: every copy of it that is damaged is dropped. Copies that are good stay, as
+    the reader's may have been damaged on its way. Idempotent.
+    """
     ListHeld: _aio.UnaryStreamMultiCallable[_kv_cache_service_pb2.ListHeldRequest, _kv_cache_service_pb2.ListHeldResponse]  # type: ignore[assignment]
     """Lists everything held, for readers of the event stream that missed some: first a header with the sequence number that
     the list is as of, then the hashes.
@@ -149,7 +161,17 @@ class KvCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_cache_service_pb2.FlushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kv_cache_service_pb2.FlushResponse, _abc.Awaitable[_kv_cache_service_pb2.FlushResponse]]:
-        """Drops blocks and snapshots. Idempotent."""
+        """Drops blocks and snapshots, also on nodes that are away: they hear of it from any node that did it, before they serve
+        again. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def ListFlushes(
+        self,
+        request: _kv_cache_service_pb2.ListFlushesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_cache_service_pb2.ListFlushesResponse, _abc.Awaitable[_kv_cache_service_pb2.ListFlushesResponse]]:
+        """The flushes that this node did or heard of, for nodes that were away."""
 
     @_abc_1.abstractmethod
     def ReportCorrupt(
@@ -157,7 +179,9 @@ class KvCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_cache_service_pb2.ReportCorruptRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kv_cache_service_pb2.ReportCorruptResponse, _abc.Awaitable[_kv_cache_service_pb2.ReportCorruptResponse]]:
-        """Drops one payload that failed its checksum at a reader. Idempotent."""
+        """A payload failed its checksum at a reader: every copy of it that is damaged is dropped. Copies that are good stay, as
+        the reader's may have been damaged on its way. Idempotent.
+        """
 
     @_abc_1.abstractmethod
     def ListHeld(

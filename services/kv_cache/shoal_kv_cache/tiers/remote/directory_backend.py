@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import TypeVar
 from shoal_common.errors import MeshError
 from shoal_common.kv_transport.buffers import Buffer
 
+from shoal_kv_cache.core.flush_epochs import Filter, FlushEpochs
 from shoal_kv_cache.tiers.remote.backend import Value
 from shoal_kv_cache.tiers.remote.blocking import BlockingCalls
 from shoal_kv_cache.tiers.remote.errors import RemoteFull, RemoteUnavailable
@@ -45,6 +47,7 @@ class DirectoryBackend:
         self._root = root
         self._share_bytes = None if capacity_bytes is None else max(1, capacity_bytes // _FOLDERS)
         self._written: dict[str, int] = {}
+        self._appearing, self._flushes = threading.Lock(), FlushEpochs()
         self._calls = BlockingCalls("shared-directory", threads=_THREADS, max_calls=_MAX_CALLS)
 
     async def get(self, names: Sequence[Name], max_bytes: int) -> list[Buffer | None]:
@@ -54,9 +57,11 @@ class DirectoryBackend:
     async def put(self, values: Sequence[Value]) -> None:
         """See Backend."""
 
+        begun = self._flushes.now
+
         def work() -> None:
             for value in values:
-                self._write(value)
+                self._write(value, begun)
 
         await self._run(work)
 
@@ -75,7 +80,14 @@ class DirectoryBackend:
 
     async def delete_matching(self, pattern: Pattern) -> int:
         """See Backend. A group's folder is moved away as one, then emptied."""
-        return await self._run(lambda: sum(map(self._delete_group, self._groups(pattern))))
+
+        def work() -> int:
+            # A put that its caller gave up may be under way: nothing of it appears from here on.
+            with self._appearing:
+                self._flushes.flush(Filter(kv_id=pattern.kv_id, tenant_tag=pattern.tenant_tag))
+            return sum(map(self._delete_group, self._groups(pattern)))
+
+        return await self._run(work)
 
     async def close(self) -> None:
         """See Backend."""
@@ -107,8 +119,8 @@ class DirectoryBackend:
         except IsADirectoryError:
             return b""
 
-    def _write(self, value: Value) -> None:
-        path = self._path(value.name)
+    def _write(self, value: Value, begun: int) -> None:
+        path, group = self._path(value.name), value.name.group
         temporary = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
         descriptor = self._create(temporary)
         try:
@@ -117,7 +129,11 @@ class DirectoryBackend:
                     view = memoryview(part)
                     while view:
                         view = view[file.write(view) :]
-            temporary.rename(path)
+            with self._appearing:
+                if self._flushes.is_stale(begun, group.kv_id, group.tenant_tag):
+                    temporary.unlink()
+                    return
+                temporary.rename(path)
         except OSError:
             with suppress(OSError):
                 temporary.unlink()

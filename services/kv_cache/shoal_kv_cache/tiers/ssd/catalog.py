@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from shoal_kv_cache.tiers.descriptions import GroupForm, Record
-from shoal_kv_cache.tiers.ssd.layout import PAGE, number_and_page, pages_of
+import numpy as np
+import numpy.typing as npt
+
+from shoal_kv_cache.tiers.ssd.layout import PAGE, PAGE_BITS, number_and_page
 from shoal_kv_cache.tiers.ssd.segments import Segment
 
 
@@ -45,15 +47,12 @@ class Catalog:
                 self._count(segment, -1)
             return segment
 
-    def add_batch(
-        self, segment: Segment, page_count: int, forms: Sequence[GroupForm], records: Sequence[Record], first: int = 0
-    ) -> None:
-        """A batch of page_count pages lies at the end of the file now; pages of its records count from `first`."""
-        counts = [pages_of(shared.form.size_bytes) for shared in forms]
+    def add_batch(self, segment: Segment, page_count: int, payloads: Sequence[tuple[int, int]]) -> None:
+        """A batch of page_count pages lies at the end of the file now, with payloads (page, page count)."""
         with self.lock:
             self._count(segment, -1)
             end = segment.pages.end + page_count
-            segment.pages.add_payloads([(first + record.page, counts[record.form_index]) for record in records], end)
+            segment.pages.add_payloads(payloads, end)
             segment.is_dirty = True
             self._count(segment, 1)
 
@@ -85,6 +84,19 @@ class Catalog:
         with self.lock:
             segment = self.segments.get(number)
             return segment if segment is not None and segment.pages.is_live(page) else None
+
+    def are_live(self, locations: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Whether a record lives there, for each; in any order."""
+        found = np.zeros(len(locations), np.bool_)
+        numbers, pages = locations >> np.uint64(PAGE_BITS), locations & np.uint64((1 << PAGE_BITS) - 1)
+        order = np.argsort(numbers, kind="stable")
+        borders = np.flatnonzero(np.diff(numbers[order])) + 1
+        with self.lock:
+            for chosen in np.split(order, borders) if len(order) else ():
+                segment = self.segments.get(int(numbers[chosen[0]]))
+                if segment is not None:
+                    found[chosen] = segment.pages.are_live(pages[chosen])
+        return found
 
     @property
     def next_number(self) -> int:

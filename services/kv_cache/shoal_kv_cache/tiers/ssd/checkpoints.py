@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from shoal_kv_cache.tiers.descriptions import GroupForm, Record
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb
-from shoal_kv_cache.tiers.ssd.layout import FileHeader, location_of, number_and_page
+from shoal_kv_cache.tiers.ssd.layout import FileHeader, number_and_page
 
-_MAX_PENDING = 1 << 17
+_MAX_PENDING_BYTES = 16 << 20
 
 
 class Checkpoints:
@@ -22,21 +19,21 @@ class Checkpoints:
     def __init__(self, catalog: Catalog, index: IndexDb | None) -> None:
         self._catalog = catalog
         self.index = index
-        self._records: dict[int, tuple[GroupForm, Record]] = {}
+        self._batches: dict[int, bytes] = {}
+        self._pending_bytes = 0
         self._gone: list[int] = []
         self.is_failing = index is None
 
     @property
-    def pending(self) -> dict[int, tuple[GroupForm, Record]]:
-        """Records by location that are not in the index."""
-        return self._records
+    def pending(self) -> dict[int, bytes]:
+        """Headers of batches of records that are not in the index, by location."""
+        return self._batches
 
-    def add(self, number: int, forms: Sequence[GroupForm], records: Sequence[Record], first: int = 0) -> None:
-        """Records that are written now; their pages count from `first`."""
-        begin = location_of(number, first)
-        for record in records:
-            self._records[begin + record.page] = (forms[record.form_index], record)
-        if len(self._records) > _MAX_PENDING and self.is_failing:
+    def add(self, location: int, header: bytes) -> None:
+        """A batch of records that is written now."""
+        self._batches[location] = header
+        self._pending_bytes += len(header)
+        if self._pending_bytes > _MAX_PENDING_BYTES and self.is_failing:
             self.give_up()
 
     def forget_file(self, number: int) -> None:
@@ -49,7 +46,7 @@ class Checkpoints:
             return
         with self._catalog.lock:
             changed = [segment for segment in self._catalog.segments.values() if segment.is_dirty]
-            if not changed and not self._gone and not self._records:
+            if not changed and not self._gone and not self._batches:
                 return
             revived: dict[int, list[int]] = {}
             for location in self._catalog.unwritten:
@@ -60,32 +57,33 @@ class Checkpoints:
                 pages = revived.get(segment.number, [])
                 files[segment.header] = (segment.pages.end, segment.pages.to_bytes(pages))
                 segment.is_dirty = bool(pages)
-            records = {at: found for at, found in self._records.items() if self._lives(at)}
+            there = self._catalog.segments.keys()
+            batches = {at: header for at, header in self._batches.items() if number_and_page(at)[0] in there}
         try:
-            self.index.checkpoint(records, files, self._gone)
+            self.index.checkpoint(batches, files, self._gone)
         except IndexDamaged:
             self.is_failing = True
             for segment in changed:
                 segment.is_dirty = True
             return
         self.is_failing = False
-        self._records.clear()
-        self._gone.clear()
+        self._clear()
         for segment in changed:
             segment.indexed_end = files[segment.header][0]
-
-    def _lives(self, location: int) -> bool:
-        return self._catalog.find(location) is not None or location in self._catalog.unwritten
 
     def give_up(self) -> None:
         """No index until the next start."""
         if self.index is not None:
             self.index.close()
         self.index, self.is_failing = None, True
-        self._records.clear()
-        self._gone.clear()
+        self._clear()
 
     def close(self) -> None:
         """Closes the index."""
         if self.index is not None:
             self.index.close()
+
+    def _clear(self) -> None:
+        self._batches.clear()
+        self._gone.clear()
+        self._pending_bytes = 0

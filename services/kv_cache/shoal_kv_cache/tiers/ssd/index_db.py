@@ -16,23 +16,13 @@ import lmdb
 import xxhash
 from shoal_common.kv_transport.buffers import Buffer
 
-from shoal_kv_cache.tiers.descriptions import (
-    GroupForm,
-    Malformed,
-    Record,
-    decode_form,
-    encode_form,
-    pack_record,
-    unpack_record,
-)
 from shoal_kv_cache.tiers.ssd.layout import FILE_ID_BYTES, PAGE_BITS, FileHeader
 from shoal_kv_cache.tiers.ssd.page_map import PageMap
 
+VERSION = b"2"
 _LOCATION = struct.Struct(">Q")
-_FORM = struct.Struct(">I")
 _END = struct.Struct("<I")
 _CHECKSUM_BYTES = 8
-_MAX_FORMS = 1 << 20
 _SUSPECT = "suspect"
 
 
@@ -49,7 +39,10 @@ class IndexedFile(NamedTuple):
 
 
 class IndexDb:
-    """Records by location, page maps by file, forms by number. One thread at a time writes; values are checksummed."""
+    """Headers of batches by location, page maps by file. One thread at a time writes; values are checksummed.
+
+    One of another version counts as damaged.
+    """
 
     def __init__(self, path: Path, *, map_bytes: int, is_synced: bool) -> None:
         """Opens it, made if missing. Raises IndexDamaged, and OSError where it can be neither made nor read."""
@@ -57,16 +50,14 @@ class IndexDb:
         self._check_size(path / "data.mdb")
         try:
             self._env = lmdb.open(
-                str(path), map_size=map_bytes, max_dbs=3, sync=is_synced, readahead=False, create=True, mode=0o600
+                str(path), map_size=map_bytes, max_dbs=2, sync=is_synced, readahead=False, create=True, mode=0o600
             )
             self._check_size(path / "data.mdb")
-            self._records = self._env.open_db(b"records")
+            self._check_version()
+            self._batches = self._env.open_db(b"batches")
             self._files = self._env.open_db(b"files")
-            self._form_db = self._env.open_db(b"forms")
-            self.forms = self._load_forms()
         except lmdb.Error as error:
             raise IndexDamaged(str(error)) from error
-        self._numbers = {shared: number for number, shared in self.forms.items()}
 
     @staticmethod
     def discard(path: Path) -> None:
@@ -91,10 +82,6 @@ class IndexDb:
         """All of it was read."""
         (self._path / _SUSPECT).unlink(missing_ok=True)
 
-    def form_number(self, shared: GroupForm) -> int | None:
-        """Number of a form that is stored."""
-        return self._numbers.get(shared)
-
     def files(self) -> dict[int, IndexedFile]:
         """Every file that it knows of. Raises IndexDamaged."""
         found = {}
@@ -109,75 +96,54 @@ class IndexDb:
                 found[_number(key)] = IndexedFile(data[:FILE_ID_BYTES], end, pages)
         return found
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        """Every record by location, ascending; form_index is the form's number. Raises IndexDamaged."""
-        with self._reading() as txn, txn.cursor(self._records) as cursor:
+    def batches(self) -> Iterator[tuple[int, bytes]]:
+        """Header of every batch of records by location, ascending, with its own checksum. Raises IndexDamaged."""
+        with self._reading() as txn, txn.cursor(self._batches) as cursor:
             for key, value in cursor:
-                yield _number(key), _record(key, value)
-
-    def get(self, locations: Sequence[int]) -> list[Record | None]:
-        """Records at some locations. Raises IndexDamaged."""
-        with self._reading() as txn:
-            keys = [_LOCATION.pack(location) for location in locations]
-            values = [(key, txn.get(key, db=self._records)) for key in keys]
-            return [None if value is None else _record(key, value) for key, value in values]
+                yield _number(key), bytes(value)
 
     def checkpoint(
         self,
-        records: Mapping[int, tuple[GroupForm, Record]],
+        batches: Mapping[int, bytes],
         files: Mapping[FileHeader, tuple[int, bytes]],
         gone: Sequence[int],
     ) -> None:
-        """Adds records by location, replaces end and page map of `files`, forgets `gone`: all or nothing.
+        """Adds headers of batches by location, replaces end and page map of `files`, forgets `gone`: all or nothing.
 
         Raises IndexDamaged, when it is full or the disk is, too.
         """
-        fresh: dict[GroupForm, int] = {}
         try:
             with self._env.begin(write=True) as txn:
                 for number in gone:
                     self._forget(txn, number)
-                with txn.cursor(self._records) as cursor:
-                    cursor.putmulti(
-                        (_sealed(_LOCATION.pack(location), pack_record(self._numbered(txn, shared, record, fresh))))
-                        for location, (shared, record) in sorted(records.items())
-                    )
+                with txn.cursor(self._batches) as cursor:
+                    cursor.putmulti((_LOCATION.pack(location), header) for location, header in sorted(batches.items()))
                 for header, (end, pages) in files.items():
                     value = b"".join((header.file_id, _END.pack(end), zlib.compress(pages, 1)))
                     txn.put(*_sealed(_LOCATION.pack(header.number), value), db=self._files)
         except (lmdb.Error, OSError) as error:
             raise IndexDamaged(str(error)) from error
-        self._numbers.update(fresh)
-        self.forms.update({number: shared for shared, number in fresh.items()})
 
     def close(self) -> None:
         """Unmaps it."""
         self._env.close()
 
-    def _numbered(
-        self, txn: lmdb.Transaction, shared: GroupForm, record: Record, fresh: dict[GroupForm, int]
-    ) -> Record:
-        number = self._numbers.get(shared, fresh.get(shared))
-        if number is None:
-            number = fresh[shared] = len(self._numbers) + len(fresh)
-            if number > _MAX_FORMS:
-                raise IndexDamaged(f"{number} forms")
-            txn.put(*_sealed(_FORM.pack(number), encode_form(shared)), db=self._form_db)
-        return record._replace(form_index=number)
-
     def _forget(self, txn: lmdb.Transaction, number: int) -> None:
         txn.delete(_LOCATION.pack(number), db=self._files)
-        with txn.cursor(self._records) as cursor:
+        with txn.cursor(self._batches) as cursor:
             is_there = cursor.set_range(_LOCATION.pack(number << PAGE_BITS))
             while is_there and _number(cursor.key()) >> PAGE_BITS == number:
                 is_there = cursor.delete()
 
-    def _load_forms(self) -> dict[int, GroupForm]:
-        with self._env.begin() as txn, txn.cursor(self._form_db) as cursor:
-            try:
-                return {_FORM.unpack(key)[0]: decode_form(_opened(key, value))[0] for key, value in cursor}
-            except (Malformed, struct.error) as error:
-                raise IndexDamaged(str(error)) from error
+    def _check_version(self) -> None:
+        with self._env.begin(write=True) as txn:
+            if txn.get(b"version") == VERSION:
+                return
+            if txn.stat()["entries"]:
+                txn.abort()
+                self._env.close()
+                raise IndexDamaged("it is of another version")
+            txn.put(b"version", VERSION)
 
     def _reading(self) -> _Reading:
         return _Reading(self._env)
@@ -248,11 +214,3 @@ def _opened(key: Buffer, value: Buffer) -> bytes:
     if xxhash.xxh3_64_digest(bytes(key) + data) != value[-_CHECKSUM_BYTES:]:
         raise IndexDamaged("a value is damaged")
     return data
-
-
-def _record(key: Buffer, value: Buffer) -> Record:
-    data = _opened(key, value)
-    try:
-        return unpack_record(data)
-    except (struct.error, KeyError) as error:
-        raise IndexDamaged(str(error)) from error

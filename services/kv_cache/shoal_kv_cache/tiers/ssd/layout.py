@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
 import xxhash
 from shoal_common.kv_transport.buffers import Buffer
 
@@ -39,7 +40,30 @@ _FILE = struct.Struct("<8sHxxIQ16sQ")
 _BATCH = struct.Struct("<8sBxxxIIIIIQ16s")
 _CHECKSUM = struct.Struct("<Q")
 _FILE_MAGIC, _BATCH_MAGIC = b"SHOALSEG", b"SHOALBAT"
+RECORD_ROW = np.dtype(
+    [
+        ("kind", "u1"),
+        ("pad", "V3"),
+        ("form_index", "<u4"),
+        ("position_end", "<u4"),
+        ("page", "<u4"),
+        ("checksum", "<u8"),
+        ("replaces", "<u8"),
+        ("block_hash", "V32"),
+        ("parent_hash", "V32"),
+    ]
+)
+"""A record as pack_record writes it, for many at once."""
+assert RECORD_ROW.itemsize == RECORD_BYTES
 MAX_TOMBSTONES = (MAX_HEADER_BYTES - _BATCH.size - _CHECKSUM.size) // 8
+
+
+class OtherVersion(Exception):
+    """A segment file that this version cannot read and must not touch."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"segment files of version {version}, this is version {VERSION}")
+        self.version = version
 
 
 class FileHeader(NamedTuple):
@@ -58,14 +82,33 @@ class BatchKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A decoded batch header. page_count counts header and payloads; tombstones are locations, in whichever file."""
+    """A decoded batch header. page_count counts header and payloads; tombstones are locations, in whichever file.
+
+    header  the header as it lies in the file, without what fills its last page
+    """
 
     page: int
     page_count: int
-    header_bytes: int
+    header: bytes
     forms: Sequence[GroupForm] = ()
     records: Sequence[Record] = ()
     tombstones: Sequence[int] = ()
+
+
+class Body(NamedTuple):
+    """What a batch header says of its records, wherever the batch will lie: pages count from the first payload."""
+
+    form_count: int
+    record_count: int
+    forms: bytes
+    records: bytes
+
+    @classmethod
+    def of(cls, forms: Sequence[GroupForm], records: Sequence[Record]) -> Body:
+        """Of records whose pages count so."""
+        return cls(
+            len(forms), len(records), b"".join(map(encode_form, forms)), b"".join([pack_record(one) for one in records])
+        )
 
 
 def pages_of(size_bytes: int) -> int:
@@ -91,36 +134,39 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def decode_file_header(data: Buffer) -> FileHeader:
-    """Raises Malformed."""
+    """Raises Malformed, and OtherVersion where it is whole and says so."""
     if len(data) < _FILE.size:
         raise Malformed("too short")
     magic, version, page, number, file_id, checksum = _FILE.unpack_from(data)
     unsigned = memoryview(data)[: _FILE.size - _CHECKSUM.size]
-    if magic != _FILE_MAGIC or version != VERSION or page != PAGE or checksum != xxhash.xxh3_64_intdigest(unsigned):
-        raise Malformed("not a segment file of this version")
+    if magic != _FILE_MAGIC or checksum != xxhash.xxh3_64_intdigest(unsigned):
+        raise Malformed("not a segment file")
+    if version != VERSION:
+        raise OtherVersion(version)
+    if page != PAGE:
+        raise Malformed(f"pages of {page} bytes")
     return FileHeader(number, file_id)
 
 
-def header_pages(forms: Sequence[GroupForm], record_count: int) -> int:
+def header_pages(form_bytes: int, record_count: int) -> int:
     """Pages of the header of a batch of records."""
-    form_bytes = sum(len(encode_form(shared)) for shared in forms)
     return pages_of(_BATCH.size + form_bytes + record_count * RECORD_BYTES + _CHECKSUM.size)
 
 
-def encode_records(
-    header: FileHeader, page: int, forms: Sequence[GroupForm], records: Sequence[Record], first: int, end: int
-) -> bytes:
-    """Header of a batch at `page` with payloads from page `first` to `end`; pages of records count from `first`."""
-    packed_forms = b"".join(map(encode_form, forms))
-    body = packed_forms + b"".join([pack_record(record, first) for record in records])
-    return _sealed(header, BatchKind.RECORDS, page, len(forms), len(records), end - page, body)
+def encode_records(header: FileHeader, page: int, body: Body, first: int, end: int) -> bytes:
+    """Header of a batch at `page` with payloads from page `first` to `end`; without what fills its last page."""
+    rows = np.frombuffer(bytearray(body.records), RECORD_ROW)
+    rows["page"] += first
+    packed = body.forms + rows.tobytes()
+    return _sealed(header, BatchKind.RECORDS, page, body.form_count, body.record_count, end - page, packed)
 
 
 def encode_tombstones(header: FileHeader, page: int, locations: Sequence[int]) -> bytes:
-    """A batch of tombstones at `page`, at most MAX_TOMBSTONES."""
+    """A batch of tombstones at `page`, at most MAX_TOMBSTONES; whole pages."""
     body = struct.pack(f"<{len(locations)}Q", *locations)
     page_count = pages_of(_BATCH.size + len(body) + _CHECKSUM.size)
-    return _sealed(header, BatchKind.TOMBSTONES, page, 0, len(locations), page_count, body)
+    sealed = _sealed(header, BatchKind.TOMBSTONES, page, 0, len(locations), page_count, body)
+    return sealed.ljust(page_count * PAGE, b"\0")
 
 
 def batch_header_bytes(header: FileHeader, page: int, data: Buffer) -> int:
@@ -142,29 +188,51 @@ def peek_file_header(data: Buffer) -> FileHeader:
     return FileHeader(number, file_id)
 
 
+def split_records(header: FileHeader, page: int, data: Buffer) -> tuple[int, Body]:
+    """Page count and content of a batch of records; pages are the file's. Raises Malformed."""
+    kind, page_count, form_count, record_count, whole = _unsealed(header, page, data)
+    rows_end = len(whole) - _CHECKSUM.size
+    rows_begin = rows_end - record_count * RECORD_BYTES
+    if kind != BatchKind.RECORDS or rows_begin < _BATCH.size:
+        raise Malformed("not a batch of records")
+    return page_count, Body(form_count, record_count, whole[_BATCH.size : rows_begin], whole[rows_begin:rows_end])
+
+
+def decode_forms(packed: Buffer, form_count: int, offset: int = 0) -> list[GroupForm]:
+    """The forms that `packed` has from `offset` on. Raises Malformed."""
+    forms = []
+    for _ in range(form_count):
+        shared, offset = decode_form(packed, offset)
+        forms.append(shared)
+    return forms
+
+
 def decode_batch(header: FileHeader, page: int, data: Buffer) -> Batch:
     """The batch whose whole header `data` begins with. Raises Malformed."""
+    kind, page_count, form_count, count, whole = _unsealed(header, page, data)
+    try:
+        if kind == BatchKind.TOMBSTONES:
+            tombstones = struct.unpack_from(f"<{count}Q", whole, _BATCH.size)
+            return Batch(page=page, page_count=page_count, header=whole, tombstones=tombstones)
+        forms = decode_forms(whole, form_count, _BATCH.size)
+        begin = len(whole) - _CHECKSUM.size - count * RECORD_BYTES
+        records = [unpack_record(whole, begin + index * RECORD_BYTES) for index in range(count)]
+    except (struct.error, KeyError) as error:
+        raise Malformed(str(error)) from error
+    return Batch(page=page, page_count=page_count, header=whole, forms=forms, records=records)
+
+
+def _unsealed(header: FileHeader, page: int, data: Buffer) -> tuple[int, int, int, int, bytes]:
+    """Kind, page count, form count, count and all bytes of a header. Raises Malformed."""
     header_bytes = batch_header_bytes(header, page, data)
     if len(data) < header_bytes:
         raise Malformed("the header is cut")
+    whole = bytes(memoryview(data)[:header_bytes])
     body_end = header_bytes - _CHECKSUM.size
-    (checksum,) = _CHECKSUM.unpack_from(data, body_end)
-    if checksum != xxhash.xxh3_64_intdigest(memoryview(data)[:body_end]):
+    if _CHECKSUM.unpack_from(whole, body_end)[0] != xxhash.xxh3_64_intdigest(memoryview(whole)[:body_end]):
         raise Malformed("the header is damaged")
-    _, kind, form_count, count, _, _, page_count, _, _ = _BATCH.unpack_from(data)
-    offset = _BATCH.size
-    try:
-        if kind == BatchKind.TOMBSTONES:
-            tombstones = struct.unpack_from(f"<{count}Q", data, offset)
-            return Batch(page=page, page_count=page_count, header_bytes=header_bytes, tombstones=tombstones)
-        forms = []
-        for _ in range(form_count):
-            shared, offset = decode_form(data, offset)
-            forms.append(shared)
-        records = [unpack_record(data, offset + index * RECORD_BYTES) for index in range(count)]
-    except (struct.error, KeyError) as error:
-        raise Malformed(str(error)) from error
-    return Batch(page=page, page_count=page_count, header_bytes=header_bytes, forms=forms, records=records)
+    _, kind, form_count, count, _, _, page_count, _, _ = _BATCH.unpack_from(whole)
+    return kind, page_count, form_count, count, whole
 
 
 def _sealed(
@@ -175,4 +243,4 @@ def _sealed(
         _BATCH_MAGIC, kind, form_count, count, header_bytes, page, page_count, header.number, header.file_id
     )
     checksum = xxhash.xxh3_64_intdigest(head + body)
-    return b"".join((head, body, _CHECKSUM.pack(checksum), bytes(-header_bytes % PAGE)))
+    return b"".join((head, body, _CHECKSUM.pack(checksum)))

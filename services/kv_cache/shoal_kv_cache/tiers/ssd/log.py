@@ -7,14 +7,15 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from shoal_kv_cache.tiers.descriptions import GroupForm, Record
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.layout import (
     FILE_ID_BYTES,
     MAX_HEADER_BYTES,
     PAGE,
+    Body,
     FileHeader,
     encode_file_header,
     encode_records,
@@ -24,6 +25,15 @@ from shoal_kv_cache.tiers.ssd.segments import Segment, segment_path
 
 MAX_UNSYNCED_FILES = 4
 """Files before the newest that may be there and not be durable."""
+
+
+class Written(NamedTuple):
+    """A batch in the log: its file, its page, the page of its first payload, and its header as it lies there."""
+
+    number: int
+    page: int
+    first: int
+    header: bytes
 
 
 class Log:
@@ -45,21 +55,17 @@ class Log:
         self.is_dirty = False
         self.written_bytes = 0
 
-    def append(
-        self, forms: Sequence[GroupForm], records: Sequence[Record], batch: memoryview, header_bytes: int
-    ) -> tuple[int, int]:
-        """A batch: room for its header, then its payloads, from the first of which the records' pages count.
-
-        Returns the file's number and the page of the first payload.
-        """
+    def append(self, body: Body, payloads: Sequence[tuple[int, int]], batch: memoryview, header_bytes: int) -> Written:
+        """A batch: room for its header, then its payloads (page, page count), counted from the first."""
         segment = self._room_for(len(batch))
         begin = segment.pages.end
         first = begin + header_bytes // PAGE
-        header = encode_records(segment.header, begin, forms, records, first, begin + len(batch) // PAGE)
+        header = encode_records(segment.header, begin, body, first, begin + len(batch) // PAGE)
         batch[: len(header)] = header
+        batch[len(header) : header_bytes] = bytes(header_bytes - len(header))
         self._write(segment, batch)
-        self._catalog.add_batch(segment, len(batch) // PAGE, forms, records, first)
-        return segment.number, first
+        self._catalog.add_batch(segment, len(batch) // PAGE, [(first + page, count) for page, count in payloads])
+        return Written(segment.number, begin, first, header)
 
     def append_tombstones(self, locations: Sequence[int]) -> None:
         """A batch of tombstones, at most MAX_TOMBSTONES."""
@@ -67,7 +73,7 @@ class Log:
         header = encode_tombstones(segment.header, segment.pages.end, locations)
         self._header[: len(header)] = header
         self._write(segment, self._header[: len(header)])
-        self._catalog.add_batch(segment, len(header) // PAGE, (), ())
+        self._catalog.add_batch(segment, len(header) // PAGE, ())
 
     def sync(self) -> None:
         """Makes everything durable. After a failure the files are left alone: what they lost cannot be known."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from shoal_kv_cache.tiers.ssd.layout import PAGE
 
 _COUNTS = struct.Struct("<III")
@@ -56,6 +59,13 @@ class PageMap:
     def is_live(self, page: int) -> bool:
         """Whether a payload begins there and is not removed."""
         return page < self.end and bool(self._lives[page >> 3] >> (page & 7) & 1)
+
+    def are_live(self, pages: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """is_live of many pages."""
+        bits = np.unpackbits(np.frombuffer(bytes(self._lives), np.uint8), count=self.end, bitorder="little")
+        found = pages < self.end
+        found[found] = bits[pages[found]] != 0
+        return found
 
     def kill(self, page: int) -> bool:
         """Removes the payload that begins there; False if none lives there."""

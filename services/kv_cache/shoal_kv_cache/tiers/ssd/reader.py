@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import xxhash
 from shoal_common.errors import ChecksumMismatch, MeshError, NotFound
@@ -24,9 +24,14 @@ from shoal_kv_cache.tiers.ssd.layout import PAGE, number_and_page, pages_of
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles
 from shoal_kv_cache.tiers.ssd.values import Read
 
-CHUNK_BYTES = 2 << 20
+BUFFER_BYTES = 2 << 20
+CHUNK_BYTES = 1 << 20
+"""What is read in one go, where a payload is not larger: few bytes, checked and copied while they are in the cache."""
 # A batch's header between two payloads is cheaper read than gone around.
 _MAX_GAP_PAGES = 4
+
+
+Result: TypeAlias = bytes | MeshError | None
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +44,7 @@ class _Chunk:
     places: list[int]
     reads: list[Read]
     offsets: list[int]
-    done: Future[tuple[mmap.mmap, list[MeshError | None]]] = field(default_factory=Future)
+    done: Future[list[Result]] = field(default_factory=Future)
 
     @property
     def size_bytes(self) -> int:
@@ -47,9 +52,10 @@ class _Chunk:
 
 
 class Reader:
-    """A few threads that read into memory of their own; the caller copies out of it.
+    """A few threads that read into memory of their own, and copy out of it what is right.
 
-    So a disk that answers late writes into nothing that the caller has given to others meanwhile.
+    So a disk that answers late writes into nothing that the caller has given to others meanwhile. Who gives up
+    cancels; what began to be copied before that ends first.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class Reader:
         threads: int,
         finished: Callable[[int, MeshError | None], None],
     ) -> None:
-        """finished: told the bytes of each payload and what it came to."""
+        """finished: told the bytes of payloads and what they came to."""
         self._catalog, self._files, self._disk = catalog, files, disk
         self._pool, self._gate, self._finished = pool, gate, finished
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
@@ -73,13 +79,13 @@ class Reader:
         for thread in self._threads:
             thread.start()
 
-    def read_many(self, reads: Sequence[Read], timeout_s: float) -> list[bytes | MeshError | None]:
+    def read_many(self, reads: Sequence[Read], timeout_s: float) -> list[Result]:
         """As SsdTier.read_many."""
         give_up_at_s = time.monotonic() + timeout_s
-        results: list[bytes | MeshError | None] = [None] * len(reads)
+        results: list[Result] = [None] * len(reads)
         waiting: deque[_Chunk] = deque()
         for chunk in self._chunked(reads, results):
-            # Copied out while the next is read; nothing is held while this waits for others.
+            # Nothing is held while this waits for others.
             while waiting and (len(waiting) > len(self._threads) or waiting[0].done.done()):
                 self._collect(waiting.popleft(), results, give_up_at_s)
             while not (is_in := self._gate.enter(chunk.size_bytes, 0.0 if waiting else give_up_at_s)) and waiting:
@@ -101,7 +107,7 @@ class Reader:
         for thread in self._threads:
             thread.join(max(0.0, give_up_at_s - time.monotonic()))
 
-    def _chunked(self, reads: Sequence[Read], results: list[bytes | MeshError | None]) -> Iterator[_Chunk]:
+    def _chunked(self, reads: Sequence[Read], results: list[Result]) -> Iterator[_Chunk]:
         chunk: _Chunk | None = None
         for place in sorted(range(len(reads)), key=lambda place: reads[place].location):
             read = reads[place]
@@ -128,58 +134,72 @@ class Reader:
         if chunk is not None:
             yield chunk
 
-    def _collect(self, chunk: _Chunk, results: list[bytes | MeshError | None], give_up_at_s: float) -> None:
+    def _collect(self, chunk: _Chunk, results: list[Result], give_up_at_s: float) -> None:
         try:
-            buffer, failures = chunk.done.result(max(0.0, give_up_at_s - time.monotonic()))
-        except FutureTimeout:
-            # From here on the thread that reads it gives its memory back.
-            if chunk.done.cancel():
-                self._fail(chunk, results, SsdTimeout("the disk did not answer in time"))
-                return
-            buffer, failures = chunk.done.result()
+            found = self._wait_for(chunk, give_up_at_s)
         except MeshError as error:
             self._fail(chunk, results, error)
             return
-        view = memoryview(buffer)
-        for place, read, offset, failure in zip(chunk.places, chunk.reads, chunk.offsets, failures, strict=True):
-            results[place] = failure if failure is not None else _deliver(read, view[offset : offset + read.size_bytes])
-            self._finished(read.size_bytes, failure)
-        self._release(chunk, buffer)
+        good_bytes = 0
+        for place, read, result in zip(chunk.places, chunk.reads, found, strict=True):
+            results[place] = result
+            if isinstance(result, MeshError):
+                self._finished(0, result)
+            else:
+                good_bytes += read.size_bytes
+        if good_bytes:
+            self._finished(good_bytes, None)
 
-    def _fail(self, chunk: _Chunk, results: list[bytes | MeshError | None], error: MeshError) -> None:
+    @staticmethod
+    def _wait_for(chunk: _Chunk, give_up_at_s: float) -> list[Result]:
+        try:
+            return chunk.done.result(max(0.0, give_up_at_s - time.monotonic()))
+        except FutureTimeout:
+            if chunk.done.cancel():
+                raise SsdTimeout("the disk did not answer in time") from None
+            return chunk.done.result()
+
+    def _fail(self, chunk: _Chunk, results: list[Result], error: MeshError) -> None:
         for place in chunk.places:
             results[place] = error
         self._finished(0, error)
 
     def _run(self) -> None:
         while (chunk := self._chunks.get()) is not None:
-            buffer = self._pool.take(chunk.size_bytes)
-            try:
-                answer = (buffer, self._load(chunk, memoryview(buffer)[: chunk.size_bytes]))
-            except OSError as error:
-                self._release(chunk, buffer)
-                _settle(chunk.done, from_os(error, "reading"))
-                continue
-            if not _settle(chunk.done, answer):
-                self._release(chunk, buffer)
+            if not chunk.done.cancelled():
+                buffer = self._pool.take(chunk.size_bytes)
+                self._load(chunk, memoryview(buffer)[: chunk.size_bytes])
+                self._pool.give(buffer)
+            self._gate.leave(chunk.size_bytes)
 
-    def _load(self, chunk: _Chunk, view: memoryview) -> list[MeshError | None]:
-        if chunk.done.cancelled():
-            return []
-        with self._files.use(chunk.path) as descriptor:
-            count = self._disk.read(descriptor, view, chunk.page * PAGE)
-        return [
-            _check(read, view[:count][offset : offset + read.size_bytes])
-            for read, offset in zip(chunk.reads, chunk.offsets, strict=True)
-        ]
+    def _load(self, chunk: _Chunk, view: memoryview) -> None:
+        failure: MeshError | None = None
+        try:
+            with self._files.use(chunk.path) as descriptor:
+                view = view[: self._disk.read(descriptor, view, chunk.page * PAGE)]
+        except OSError as error:
+            failure = from_os(error, "reading")
+        # From here on nobody can cancel.
+        if not chunk.done.set_running_or_notify_cancel():
+            return
+        if failure is not None:
+            chunk.done.set_exception(failure)
+            return
+        try:
+            reads = zip(chunk.reads, chunk.offsets, strict=True)
+            chunk.done.set_result([_deliver(read, view[offset : offset + read.size_bytes]) for read, offset in reads])
+        except Exception as error:
+            chunk.done.set_exception(error)
 
-    def _release(self, chunk: _Chunk, buffer: mmap.mmap) -> None:
-        self._pool.give(buffer)
-        self._gate.leave(chunk.size_bytes)
 
-
-def _check(read: Read, data: memoryview) -> MeshError | None:
+def _deliver(read: Read, data: memoryview) -> Result:
     if len(data) == read.size_bytes and xxhash.xxh3_64_intdigest(data) == read.checksum:
+        if read.into is None:
+            return bytes(data)
+        begin = 0
+        for part in read.into:
+            copy_bytes(part, data[begin : begin + len(part)])
+            begin += len(part)
         return None
     return ChecksumMismatch(
         f"the payload at {read.location} is damaged: {len(data)} of {read.size_bytes} bytes",
@@ -187,26 +207,3 @@ def _check(read: Read, data: memoryview) -> MeshError | None:
         size_bytes=len(data),
         expected_bytes=read.size_bytes,
     )
-
-
-def _deliver(read: Read, data: memoryview) -> bytes | None:
-    if read.into is None:
-        return bytes(data)
-    begin = 0
-    for part in read.into:
-        copy_bytes(part, data[begin : begin + len(part)])
-        begin += len(part)
-    return None
-
-
-def _settle(
-    done: Future[tuple[mmap.mmap, list[MeshError | None]]], answer: tuple[mmap.mmap, list[MeshError | None]] | MeshError
-) -> bool:
-    try:
-        if isinstance(answer, MeshError):
-            done.set_exception(answer)
-        else:
-            done.set_result(answer)
-    except InvalidStateError:
-        return False
-    return True

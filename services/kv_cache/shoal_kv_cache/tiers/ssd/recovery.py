@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import logging
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from shoal_kv_cache.tiers.descriptions import GroupForm, Record
+from shoal_kv_cache.tiers.descriptions import Malformed, Record
 from shoal_kv_cache.tiers.ssd.aligned import AlignedPool
 from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
+from shoal_kv_cache.tiers.ssd.columns import Columns
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb, IndexedFile
-from shoal_kv_cache.tiers.ssd.layout import PAGE, Batch, number_and_page, pages_of
+from shoal_kv_cache.tiers.ssd.layout import PAGE, Batch, location_of, number_and_page, pages_of
 from shoal_kv_cache.tiers.ssd.log import MAX_UNSYNCED_FILES
 from shoal_kv_cache.tiers.ssd.scan import Scanner
 from shoal_kv_cache.tiers.ssd.segments import Segment, number_of, segment_path
 from shoal_kv_cache.tiers.ssd.values import Recovered
 
 logger = logging.getLogger(__name__)
-
-_FETCH = 4096
-Places = npt.NDArray[np.uint64]
 
 
 class Recovery:
@@ -70,11 +63,12 @@ class Recovery:
             self._checkpoints.forget_file(number)
         for location in self._dead:
             self._catalog.kill(location)
-        places = self._living(index)
+        columns = self._columns(index)
+        rows, locations = columns.living(self._catalog)
         if index is not None:
             index.trusted()
         self._checkpoints.run()
-        return self._entries(places)
+        return columns.entries(rows, locations, self._catalog)
 
     def _open(self, number: int, known: IndexedFile | None, *, is_last: bool, is_checked: bool) -> None:
         path = segment_path(self._directory, number)
@@ -109,8 +103,11 @@ class Recovery:
                 break
             records = [record for record in batch.records if _is_there(scanner, batch, record, is_checked=is_checked)]
             self._pad(segment, batch.page)
-            self._catalog.add_batch(segment, min(end, scanner.end) - batch.page, batch.forms, records)
-            self._checkpoints.add(segment.number, batch.forms, records)
+            counts = [pages_of(shared.form.size_bytes) for shared in batch.forms]
+            payloads = [(record.page, counts[record.form_index]) for record in records]
+            self._catalog.add_batch(segment, min(end, scanner.end) - batch.page, payloads)
+            if records:
+                self._checkpoints.add(location_of(segment.number, batch.page), batch.header)
             self._dead.extend(batch.tombstones)
         if segment.pages.end < scanner.end and is_last:
             self._cut(segment)
@@ -120,7 +117,7 @@ class Recovery:
     def _pad(self, segment: Segment, end: int) -> None:
         gap = end - segment.pages.end
         if gap > 0:
-            self._catalog.add_batch(segment, gap, (), ())
+            self._catalog.add_batch(segment, gap, ())
 
     def _cut(self, segment: Segment) -> None:
         try:
@@ -143,51 +140,20 @@ class Recovery:
             with suppress(OSError):
                 self._disk.delete(path)
 
-    def _living(self, index: IndexDb | None) -> Places:
-        """Locations of what lives, by position."""
-        places, ends, replaced = array("Q"), array("I"), array("Q")
-        indexed = index.records() if index is not None else iter(())
-        trusted = ((at, record) for at, record in indexed if number_and_page(at)[0] in self._trusted)
-        scanned = ((at, record) for at, (_, record) in self._checkpoints.pending.items())
-        for location, record in chain(trusted, scanned):
-            if self._catalog.find(location) is None:
-                continue
-            if record.replaces:
-                replaced.append(record.replaces)
-            places.append(location)
-            ends.append(record.position_end)
-        for location in replaced:
-            # The copy may be compacted away before this one is: it needs a tombstone of its own.
-            if self._catalog.kill(location):
-                self._catalog.unwritten.add(location)
-        order = np.argsort(np.frombuffer(ends, dtype=np.uint32), kind="stable")
-        return np.frombuffer(places, dtype=np.uint64)[order]
-
-    def _entries(self, places: Places) -> Iterator[Recovered]:
-        for begin in range(0, len(places), _FETCH):
-            locations = [int(place) for place in places[begin : begin + _FETCH]]
-            for location, found in zip(locations, self._fetch(locations), strict=True):
-                if self._catalog.find(location) is None:
-                    continue
-                if found is None:
-                    self._catalog.kill(location)
-                    continue
-                shared, record = found
-                yield Recovered(record.entry(shared), location)
-
-    def _fetch(self, locations: Sequence[int]) -> list[tuple[GroupForm, Record] | None]:
-        pending, index = self._checkpoints.pending, self._checkpoints.index
-        try:
-            indexed = index.get(locations) if index is not None else [None] * len(locations)
-        except IndexDamaged:
-            indexed = [None] * len(locations)
-        found: list[tuple[GroupForm, Record] | None] = []
-        for location, record in zip(locations, indexed, strict=True):
-            shared = index.forms.get(record.form_index) if index is not None and record is not None else None
-            found.append(
-                pending.get(location) or ((shared, record) if shared is not None and record is not None else None)
-            )
-        return found
+    def _columns(self, index: IndexDb | None) -> Columns:
+        """What the index has of files that it knows, and what was read from the files."""
+        columns = Columns()
+        for location, header in index.batches() if index is not None else ():
+            number, page = number_and_page(location)
+            if number in self._trusted:
+                try:
+                    columns.add(self._catalog.segments[number].header, page, header)
+                except Malformed as error:
+                    raise IndexDamaged(str(error)) from error
+        for location, header in sorted(self._checkpoints.pending.items()):
+            number, page = number_and_page(location)
+            columns.add(self._catalog.segments[number].header, page, header)
+        return columns
 
 
 def _is_there(scanner: Scanner, batch: Batch, record: Record, *, is_checked: bool) -> bool:

@@ -36,7 +36,10 @@ class Scanner:
         self.end = size_bytes // PAGE
 
     def file_header(self, number: int) -> FileHeader | None:
-        """The file's header: of its first page, else as the first batch has it; None if neither can be read."""
+        """The file's header: of its first page, else as the first batch has it; None if neither can be read.
+
+        Raises OtherVersion.
+        """
         try:
             header = decode_file_header(self._read(0, PAGE))
             return header if header.number == number else None

@@ -17,13 +17,13 @@ from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
 from shoal_kv_cache.tiers.ssd.compaction import Mover
 from shoal_kv_cache.tiers.ssd.disk import Disk
-from shoal_kv_cache.tiers.ssd.errors import SsdFull, from_os
+from shoal_kv_cache.tiers.ssd.errors import SsdFull, SsdUnavailable, from_os
 from shoal_kv_cache.tiers.ssd.health import Health
 from shoal_kv_cache.tiers.ssd.index_db import IndexDamaged, IndexDb
-from shoal_kv_cache.tiers.ssd.layout import MAX_FILE_BYTES, MAX_TOMBSTONES, PAGE, pages_of
+from shoal_kv_cache.tiers.ssd.layout import MAX_FILE_BYTES, MAX_TOMBSTONES, PAGE, OtherVersion, pages_of
 from shoal_kv_cache.tiers.ssd.lock import FolderLock
 from shoal_kv_cache.tiers.ssd.log import Log
-from shoal_kv_cache.tiers.ssd.reader import CHUNK_BYTES, Reader
+from shoal_kv_cache.tiers.ssd.reader import BUFFER_BYTES, Reader
 from shoal_kv_cache.tiers.ssd.recovery import Recovery
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles
 from shoal_kv_cache.tiers.ssd.staging import MAX_STAGED_BYTES, STAGE_BYTES, Staging, wait_for
@@ -72,17 +72,17 @@ class SsdTier:
         A folder that cannot be written is opened for reading: `append` and `remove` raise SsdReadOnly.
 
         capacity_bytes  live payloads, each in whole pages of 4 KiB; the files take up to `max_file_bytes`
-        queue_bytes     reads, and writes up to 8 MiB, that may be under way at a time; more wait for their turn
+        queue_bytes     reads, and writes up to 6 MiB, that may be under way at a time; more wait for their turn
         timeout_s       for calls that give none
         """
         if not PAGE <= segment_file_bytes <= MAX_FILE_BYTES // 2:
             raise ValueError(f"segment_file_bytes must be in [{PAGE}, {MAX_FILE_BYTES // 2}], got {segment_file_bytes}")
         self._lock = FolderLock(directory)
-        self._directory, self._capacity_bytes = directory, capacity_bytes
+        self.directory, self._capacity_bytes = directory, capacity_bytes
         self._segment_file_bytes, self._fsync, self._interval_s = segment_file_bytes, fsync, fsync_interval_s
         self._timeout_s, self._queue_bytes, self._read_threads = timeout_s, queue_bytes, read_threads
         self._disk = disk if disk is not None else Disk()
-        self._pool = AlignedPool(buffer_bytes=CHUNK_BYTES, max_kept=max(1, queue_bytes // CHUNK_BYTES))
+        self._pool = AlignedPool(buffer_bytes=BUFFER_BYTES, max_kept=max(1, queue_bytes // BUFFER_BYTES))
         self._health = Health()
         self._catalog = Catalog()
         self._files = OpenFiles(self._disk)
@@ -94,21 +94,33 @@ class SsdTier:
         """What all files together take at most, removed and copied payloads included."""
         return self._capacity_bytes * 5 // 4 + 3 * self._segment_file_bytes
 
+    @property
+    def has_unreadable_files(self) -> bool:
+        """Whether files were there that could not be opened: what they hold may be found at the next start."""
+        return bool(self._catalog.unreadable)
+
     def recover(self) -> Iterator[Recovered]:
         """Finds what is there, once and before anything else; cuts a torn end off, drops what the files do not have.
 
         Every record once, parents before children as far as both are there. Of what lies beyond the index's last
-        checkpoint in the newest files the payloads are verified; of the rest when they are read. Raises SsdUnavailable.
+        checkpoint in the newest files the payloads are verified; of the rest when they are read. Raises SsdUnavailable;
+        with reason SSD_OTHER_VERSION where there are segment files of another version, which are left as they are.
         """
         if self._started is not None:
             raise RuntimeError("recover is called once")
         try:
             try:
                 found = self._recover(self._open_index())
-            except IndexDamaged:
+            except IndexDamaged as error:
+                logger.warning("the index is made again", extra={"error": str(error)})
                 found = self._recover(self._fresh_index())
         except OSError as error:
-            raise from_os(error, f"reading {self._directory}") from error
+            raise from_os(error, f"reading {self.directory}") from error
+        except OtherVersion as error:
+            logger.error("the folder is another version's", extra={"version": error.version})
+            raise SsdUnavailable(
+                f"{self.directory} has {error}", reason="SSD_OTHER_VERSION", version=error.version
+            ) from error
         return found
 
     def append(self, items: Sequence[tuple[Entry, Buffer]], *, timeout_s: float | None = None) -> list[int]:
@@ -252,7 +264,7 @@ class SsdTier:
         self._catalog = Catalog()
         checkpoints = Checkpoints(self._catalog, index)
         try:
-            recovery = Recovery(self._disk, self._directory, self._catalog, self._pool, checkpoints)
+            recovery = Recovery(self._disk, self.directory, self._catalog, self._pool, checkpoints)
             found = recovery.run()
         except BaseException:
             checkpoints.close()
@@ -268,7 +280,7 @@ class SsdTier:
         disk, catalog, files, pool, health = self._disk, self._catalog, self._files, self._pool, self._health
         log = Log(
             disk,
-            self._directory,
+            self.directory,
             catalog,
             segment_file_bytes=self._segment_file_bytes,
             is_synced=self._fsync is not Fsync.NEVER,
@@ -301,19 +313,20 @@ class SsdTier:
         return _Parts(log=log, checkpoints=checkpoints, writer=writer, reader=reader, staging=staging, mover=mover)
 
     def _open_index(self) -> IndexDb | None:
-        path = self._directory / _INDEX
+        path = self.directory / _INDEX
         try:
             if not IndexDb.attempt(path):
                 IndexDb.discard(path)
                 IndexDb.attempt(path)
             return self._index(path)
-        except IndexDamaged:
+        except IndexDamaged as error:
+            logger.warning("the index is made again", extra={"error": str(error)})
             return self._fresh_index()
         except OSError:
             return None
 
     def _fresh_index(self) -> IndexDb | None:
-        path = self._directory / _INDEX
+        path = self.directory / _INDEX
         try:
             IndexDb.discard(path)
             return self._index(path)

@@ -20,7 +20,7 @@ from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.errors import SsdUnavailable, from_os
-from shoal_kv_cache.tiers.ssd.layout import location_of
+from shoal_kv_cache.tiers.ssd.layout import Body, location_of, pages_of
 from shoal_kv_cache.tiers.ssd.log import Log
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles, Segment
 from shoal_kv_cache.tiers.ssd.values import Fsync
@@ -36,12 +36,14 @@ _TICKS_A_CHECKPOINT = 5
 class Append:
     """Payloads in aligned memory, whole pages each; answers their locations, 0 for a copy of what died meanwhile.
 
+    body          what its header will say of them
     header_bytes  what is left free before them, for the header of the batch
-    is_last  nothing more comes from the same caller; until then nobody waits for it to be durable
+    is_last       nothing more comes from the same caller; until then nobody waits for it to be durable
     """
 
     forms: Sequence[GroupForm]
     records: Sequence[Record]
+    body: Body
     buffer: mmap.mmap
     used_bytes: int
     header_bytes: int
@@ -210,13 +212,17 @@ class Writer:
     def _append(self, job: Append) -> list[int]:
         # A copy of a record that was removed while compaction had it in hand must not bring it back.
         is_alive = [not record.replaces or self._catalog.find(record.replaces) is not None for record in job.records]
-        alive = job.records if all(is_alive) else list(compress(job.records, is_alive))
+        alive, body = job.records, job.body
+        if not all(is_alive):
+            alive = list(compress(job.records, is_alive))
+            body = Body.of(job.forms, alive)
         if not alive:
             return [0] * len(job.records)
-        batch = memoryview(job.buffer)[: job.used_bytes]
-        number, first = self._log.append(job.forms, alive, batch, job.header_bytes)
-        self._checkpoints.add(number, job.forms, alive, first)
-        begin = location_of(number, first)
+        counts = [pages_of(shared.form.size_bytes) for shared in job.forms]
+        payloads = [(record.page, counts[record.form_index]) for record in alive]
+        written = self._log.append(body, payloads, memoryview(job.buffer)[: job.used_bytes], job.header_bytes)
+        self._checkpoints.add(location_of(written.number, written.page), written.header)
+        begin = location_of(written.number, written.first)
         return [begin + record.page if alive else 0 for record, alive in zip(job.records, is_alive, strict=True)]
 
     def _bury(self, locations: Sequence[int]) -> None:
