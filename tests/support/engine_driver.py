@@ -97,6 +97,13 @@ class RandomWidths:
         return PlannerStats()
 
 
+class _KeepsItsCosts(PlannedWidth):
+    """Learns nothing from the clock, so that a test plans the same on every machine."""
+
+    def observe(self, step: StepTimes) -> None:
+        pass
+
+
 def planned(*, row_s: float = 1e-4, draft_s: float = 1e-4, is_delayed: bool = False) -> PlannedWidth:
     """A planner on a machine whose steps cost 1 ms, and so much per row and per draft pass."""
     table = CostTable(
@@ -106,7 +113,7 @@ def planned(*, row_s: float = 1e-4, draft_s: float = 1e-4, is_delayed: bool = Fa
         sampler_s=(0.0, 0.0),
         draft_s=(draft_s, draft_s),
     )
-    return PlannedWidth(5, CostModel(table, 1024), is_delayed=is_delayed, gate=DraftGate(probe_steps=4))
+    return _KeepsItsCosts(5, CostModel(table, 1024), is_delayed=is_delayed, gate=DraftGate(probe_steps=4))
 
 
 class Driver:
