@@ -60,6 +60,7 @@ class PlannedWidth:
         self._costs_measured_at_s = costs_measured_at_s
         self._relay = ConfidenceRelay(BUDGET_AGE) if is_delayed else None
         self._rates: deque[tuple[float, float] | None] = deque(maxlen=1 + BUDGET_AGE if is_delayed else 1)
+        self._closed_over: set[tuple[int, int]] | None = None
         self._agreement = agreement or OneRank()
         self._gate = gate or DraftGate()
         self._watches = {mode: DriftWatch() for mode in Mode}
@@ -100,6 +101,7 @@ class PlannedWidth:
             if self._relay is not None:
                 best = budget(self._chances, choices, costs)
             self._note_gain(best.rate, choices / (float(costs[0]) - self._costs.draft_s(choices)), bool(caps.any()))
+        self._follow_choices(views)
         is_drafting = self._gate.take_step() if choices else self._gate.is_open
         intent = StepIntent(other_rows + choices + wanted, self._width if is_drafting else 0)
         agreed = self._agreement.agree(intent)
@@ -147,6 +149,17 @@ class PlannedWidth:
         known = self._rates[0] if len(self._rates) == self._rates.maxlen else None
         if known is not None:
             self._gate.note(*known)
+
+    def _follow_choices(self, views: Sequence[WidthView]) -> None:
+        """A gate that was closed over other choices than these says nothing of them."""
+        if self._gate.is_open:
+            self._closed_over = None
+            return
+        if self._closed_over is None:
+            self._closed_over = {(view.slot, view.generation) for view in views}
+        elif views and self._closed_over.isdisjoint((view.slot, view.generation) for view in views):
+            self._gate.forget()
+            self._rates.clear()
 
     def _confidences(self, views: Sequence[WidthView]) -> NDArray[np.float32]:
         """float32 [R, S], calibrated; 1 where the head said nothing."""

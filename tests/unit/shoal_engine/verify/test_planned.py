@@ -91,6 +91,20 @@ def test_the_gate_closes_where_drafting_does_not_pay_and_probes_one_step_in_64()
     assert p.stats().gain < 1
 
 
+def test_a_gate_closed_over_requests_that_are_gone_opens_for_the_next_ones() -> None:
+    p = planner(table(base_s=0.001, row_s=1e-3, draft_s=0.1))
+
+    def step(*generations: int) -> bool:
+        p.widths([view(SURE, slot=slot, generation=generation) for slot, generation in enumerate(generations)])
+        return p.draft_width > 0
+
+    assert not step(1, 1)
+    assert not step(2, 1)
+    # One that the gate was closed over is still there, in the second slot.
+    assert not step(3, 1)
+    assert step(3, 2)
+
+
 def test_the_gate_opens_again_when_a_probe_pays() -> None:
     gate = DraftGate(probe_steps=4)
     gate.note(0.9, 1.0)
