@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ FLOOR_PER_USER = 80.0
 SIM_TOKENS = 24_000
 PLANNER_REQUESTS, PLANNER_RUNS = 512, 300
 STREAMS, RUNS, OUTPUT_TOKENS = (1, 8, 32), 5, 48
+LEAST_PROMPTS, PROMPTS_PER_STREAM = 8, 2.5
 PARTS = ("sim", "time", "nano", "speed")
 
 Report = tuple[list[Bar], dict[str, object]]
@@ -139,35 +141,19 @@ def nano_rounds() -> Report:
 
 def speeds() -> Report:
     """Tokens per second on this machine, planner against fixed widths, runs interleaved."""
-    with tempfile.TemporaryDirectory() as folder:
-        ways = {
-            "planned": VerifySettings(width=5, is_planned=True, cost_directory=Path(folder)),
-            "fixed 5": VerifySettings(width=5),
-            "none": VerifySettings(width=0),
-        }
-        models = {name: LLM("nano", max_num_seqs=max(STREAMS), verify=verify) for name, verify in ways.items()}
-        try:
-            return _race(models)
-        finally:
-            for llm in models.values():
-                llm.close()
-
-
-def _race(models: dict[str, LLM]) -> Report:
     bars, figures = [], dict[str, object]()
-    by_domain = dspark_nano.prompts(models["none"], dspark_nano.MEASURE_SEED, max(STREAMS))
-    mixed = [
-        prompt for group in zip(*(p[: max(STREAMS)] for p in by_domain.values()), strict=False) for prompt in group
-    ]
     for streams in STREAMS:
-        rates: dict[str, list[float]] = {name: [] for name in models}
-        chosen = mixed[: max(streams, len(by_domain))]
-        for run in range(RUNS + 1):
-            for name, llm in models.items():
-                rate = _rate(llm, chosen, streams)
-                # The first run compiles and warms up, and shows the planner what steps cost.
-                if run:
-                    rates[name].append(rate)
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            ways = {
+                "planned": VerifySettings(width=5, is_planned=True, cost_directory=Path(folder)),
+                "fixed 5": VerifySettings(width=5),
+                "none": VerifySettings(width=0),
+            }
+            models = {
+                name: stack.enter_context(LLM("nano", max_num_seqs=streams, verify=verify))
+                for name, verify in ways.items()
+            }
+            rates = _race(models, max(LEAST_PROMPTS, int(PROMPTS_PER_STREAM * streams)))
         middle = {name: statistics.median(values) for name, values in rates.items()}
         share = middle["planned"] / max(middle["fixed 5"], middle["none"])
         figures[f"{streams} streams"] = {"median": middle, "all": rates}
@@ -177,18 +163,26 @@ def _race(models: dict[str, LLM]) -> Report:
     return bars, {"tokens_per_s": figures}
 
 
-def _rate(llm: LLM, prompts: list[dspark_nano.Prompt], streams: int) -> float:
-    """Tokens per second; with fewer streams than prompts one batch of streams after the other."""
-    tokens, began = 0, time.perf_counter()
-    for start in range(0, len(prompts), streams):
-        batch = prompts[start : start + streams]
-        params = [
-            SamplingParams(temperature=0.0 if i % 2 else 1.0, max_tokens=OUTPUT_TOKENS, seed=i, ignore_eos=True)
-            for i in range(start, start + len(batch))
-        ]
-        outputs = llm.generate([one.ids for one in batch], params, decode_sequence=False)
-        tokens += sum(one.usage.output_tokens for one in outputs)
-    return tokens / (time.perf_counter() - began)
+def _race(models: dict[str, LLM], count: int) -> dict[str, list[float]]:
+    """A closed loop: as one stream ends the next prompt begins, so that few run alone at the end."""
+    prompts = dspark_nano.short_prompts(models["none"], dspark_nano.MEASURE_SEED, count, OUTPUT_TOKENS)
+    rates: dict[str, list[float]] = {name: [] for name in models}
+    for run in range(RUNS + 1):
+        for name, llm in models.items():
+            rate = _rate(llm, prompts)
+            # The first run warms up.
+            if run:
+                rates[name].append(rate)
+    return rates
+
+
+def _rate(llm: LLM, prompts: list[dspark_nano.Prompt]) -> float:
+    params = [
+        SamplingParams(temperature=float(i % 4 > 1), max_tokens=OUTPUT_TOKENS, seed=i) for i in range(len(prompts))
+    ]
+    began = time.perf_counter()
+    outputs = llm.generate([one.ids for one in prompts], params, decode_sequence=False)
+    return sum(one.usage.output_tokens for one in outputs) / (time.perf_counter() - began)
 
 
 def main() -> int:
@@ -209,7 +203,12 @@ def main() -> int:
         "simulated": {"loads": LOADS, "seed": SEED, "profiles": [repr(profile) for profile in dspark_sim.PROFILES]},
         "planner": {"requests": PLANNER_REQUESTS, "drafts": dspark_sim.WIDTH, "runs": PLANNER_RUNS},
         "nano": {"seed": dspark_nano.MEASURE_SEED, "items": dspark_nano.ITEMS, "texts": dspark_nano.MEASURE_TEXTS},
-        "speed": {"streams": STREAMS, "runs": RUNS, "output_tokens": OUTPUT_TOKENS, "temperature": "0 and 1 in turn"},
+        "speed": {
+            "streams": STREAMS,
+            "runs": RUNS,
+            "output_tokens": OUTPUT_TOKENS,
+            "temperature": "0 and 1, half each",
+        },
     }
     return finish("dspark", workload=workload, bars=bars, figures=figures)
 

@@ -84,7 +84,7 @@ class RandomWidths:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def widths(self, views: Sequence[WidthView], other_rows: int = 0) -> list[int]:
+    def widths(self, views: Sequence[WidthView]) -> list[int]:
         return [self._random.randint(0, view.cap) for view in views]
 
     def verified(self, rounds: Sequence[VerifiedRound]) -> None:
