@@ -11,13 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from bench import dspark_nano, dspark_sim
+from bench import dspark_loop, dspark_nano, dspark_sim
 from bench.harness import Bar, finish
-from shoal_engine import LLM, SamplingParams
 from shoal_engine.planner import WidthView
 from shoal_engine.verify import (
     Calibration,
@@ -30,7 +28,7 @@ from shoal_engine.verify import (
 )
 from shoal_engine.verify.calibration import Mode
 from shoal_engine.verify.fit import cumulative_errors
-from shoal_engine.verify.setup import CALIBRATION_FILE, VerifySettings
+from shoal_engine.verify.setup import CALIBRATION_FILE
 
 SEED = 20
 LOADS, FLOOR_LOADS = (1, 64, 200, 512, 1024), (1, 4, 16, 64, 128, 200, 512, 1024)
@@ -38,7 +36,7 @@ FLOOR_PER_USER = 80.0
 SIM_TOKENS = 24_000
 PLANNER_REQUESTS, PLANNER_RUNS = 512, 300
 STREAMS, RUNS, OUTPUT_TOKENS = (1, 8, 32), 5, 48
-LEAST_PROMPTS, PROMPTS_PER_STREAM = 8, 2.5
+RUN_TOKENS = {1: 300, 8: 800, 32: 1600}
 PARTS = ("sim", "time", "nano", "speed")
 
 Report = tuple[list[Bar], dict[str, object]]
@@ -143,17 +141,15 @@ def speeds() -> Report:
     """Tokens per second on this machine, planner against fixed widths, runs interleaved."""
     bars, figures = [], dict[str, object]()
     for streams in STREAMS:
-        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            ways = {
-                "planned": VerifySettings(width=5, is_planned=True, cost_directory=Path(folder)),
-                "fixed 5": VerifySettings(width=5),
-                "none": VerifySettings(width=0),
-            }
-            models = {
-                name: stack.enter_context(LLM("nano", max_num_seqs=streams, verify=verify))
-                for name, verify in ways.items()
-            }
-            rates = _race(models, max(LEAST_PROMPTS, int(PROMPTS_PER_STREAM * streams)))
+        with tempfile.TemporaryDirectory() as folder:
+            loops = dspark_loop.loops(streams, Path(folder), seed=dspark_nano.MEASURE_SEED, output_tokens=OUTPUT_TOKENS)
+        rates: dict[str, list[float]] = {name: [] for name in loops}
+        for run in range(RUNS + 1):
+            for name, loop in loops.items():
+                rate = loop.run(RUN_TOKENS[streams])
+                # The first run warms up.
+                if run:
+                    rates[name].append(rate)
         middle = {name: statistics.median(values) for name, values in rates.items()}
         share = middle["planned"] / max(middle["fixed 5"], middle["none"])
         figures[f"{streams} streams"] = {"median": middle, "all": rates}
@@ -161,28 +157,6 @@ def speeds() -> Report:
             Bar(name=f"{streams} streams, planned over best fixed", value=share, want=0.95, sense="at least", unit="x")
         )
     return bars, {"tokens_per_s": figures}
-
-
-def _race(models: dict[str, LLM], count: int) -> dict[str, list[float]]:
-    """A closed loop: as one stream ends the next prompt begins, so that few run alone at the end."""
-    prompts = dspark_nano.short_prompts(models["none"], dspark_nano.MEASURE_SEED, count, OUTPUT_TOKENS)
-    rates: dict[str, list[float]] = {name: [] for name in models}
-    for run in range(RUNS + 1):
-        for name, llm in models.items():
-            rate = _rate(llm, prompts)
-            # The first run warms up.
-            if run:
-                rates[name].append(rate)
-    return rates
-
-
-def _rate(llm: LLM, prompts: list[dspark_nano.Prompt]) -> float:
-    params = [
-        SamplingParams(temperature=float(i % 4 > 1), max_tokens=OUTPUT_TOKENS, seed=i) for i in range(len(prompts))
-    ]
-    began = time.perf_counter()
-    outputs = llm.generate([one.ids for one in prompts], params, decode_sequence=False)
-    return sum(one.usage.output_tokens for one in outputs) / (time.perf_counter() - began)
 
 
 def main() -> int:

@@ -167,6 +167,7 @@ class PlannedWidth:
         elif views and self._closed_over.isdisjoint((view.slot, view.generation) for view in views):
             self._gate.forget()
             self._rates.clear()
+            self._closed_over = None
 
     def _confidences(self, views: Sequence[WidthView]) -> NDArray[np.float32]:
         """float32 [R, S], calibrated; 1 where the head said nothing."""

@@ -96,6 +96,8 @@ def test_a_gate_closed_over_requests_that_are_gone_opens_for_the_next_ones() -> 
     # One that the gate was closed over is still there, in the second slot.
     assert not step(3, 1)
     assert step(3, 2)
+    # Over these it closes for itself.
+    assert [step(3, 2) for _ in range(3)] == [False] * 3
 
 
 def test_the_gate_opens_again_when_a_probe_pays() -> None:
