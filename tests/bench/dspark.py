@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from bench import dspark_nano, dspark_sim
+from bench import dspark_loop, dspark_nano, dspark_sim
 from bench.harness import Bar, finish
-from shoal_engine import LLM, SamplingParams
 from shoal_engine.planner import WidthView
 from shoal_engine.verify import (
     Calibration,
@@ -29,7 +28,7 @@ from shoal_engine.verify import (
 )
 from shoal_engine.verify.calibration import Mode
 from shoal_engine.verify.fit import cumulative_errors
-from shoal_engine.verify.setup import CALIBRATION_FILE, VerifySettings
+from shoal_engine.verify.setup import CALIBRATION_FILE
 
 SEED = 20
 LOADS, FLOOR_LOADS = (1, 64, 200, 512, 1024), (1, 4, 16, 64, 128, 200, 512, 1024)
@@ -37,6 +36,7 @@ FLOOR_PER_USER = 80.0
 SIM_TOKENS = 24_000
 PLANNER_REQUESTS, PLANNER_RUNS = 512, 300
 STREAMS, RUNS, OUTPUT_TOKENS = (1, 8, 32), 5, 48
+RUN_TOKENS = {1: 300, 8: 800, 32: 1600}
 PARTS = ("sim", "time", "nano", "speed")
 
 Report = tuple[list[Bar], dict[str, object]]
@@ -139,33 +139,15 @@ def nano_rounds() -> Report:
 
 def speeds() -> Report:
     """Tokens per second on this machine, planner against fixed widths, runs interleaved."""
-    with tempfile.TemporaryDirectory() as folder:
-        ways = {
-            "planned": VerifySettings(width=5, is_planned=True, cost_directory=Path(folder)),
-            "fixed 5": VerifySettings(width=5),
-            "none": VerifySettings(width=0),
-        }
-        models = {name: LLM("nano", max_num_seqs=max(STREAMS), verify=verify) for name, verify in ways.items()}
-        try:
-            return _race(models)
-        finally:
-            for llm in models.values():
-                llm.close()
-
-
-def _race(models: dict[str, LLM]) -> Report:
     bars, figures = [], dict[str, object]()
-    by_domain = dspark_nano.prompts(models["none"], dspark_nano.MEASURE_SEED, max(STREAMS))
-    mixed = [
-        prompt for group in zip(*(p[: max(STREAMS)] for p in by_domain.values()), strict=False) for prompt in group
-    ]
     for streams in STREAMS:
-        rates: dict[str, list[float]] = {name: [] for name in models}
-        chosen = mixed[: max(streams, len(by_domain))]
+        with tempfile.TemporaryDirectory() as folder:
+            loops = dspark_loop.loops(streams, Path(folder), seed=dspark_nano.MEASURE_SEED, output_tokens=OUTPUT_TOKENS)
+        rates: dict[str, list[float]] = {name: [] for name in loops}
         for run in range(RUNS + 1):
-            for name, llm in models.items():
-                rate = _rate(llm, chosen, streams)
-                # The first run compiles and warms up, and shows the planner what steps cost.
+            for name, loop in loops.items():
+                rate = loop.run(RUN_TOKENS[streams])
+                # The first run warms up.
                 if run:
                     rates[name].append(rate)
         middle = {name: statistics.median(values) for name, values in rates.items()}
@@ -175,20 +157,6 @@ def _race(models: dict[str, LLM]) -> Report:
             Bar(name=f"{streams} streams, planned over best fixed", value=share, want=0.95, sense="at least", unit="x")
         )
     return bars, {"tokens_per_s": figures}
-
-
-def _rate(llm: LLM, prompts: list[dspark_nano.Prompt], streams: int) -> float:
-    """Tokens per second; with fewer streams than prompts one batch of streams after the other."""
-    tokens, began = 0, time.perf_counter()
-    for start in range(0, len(prompts), streams):
-        batch = prompts[start : start + streams]
-        params = [
-            SamplingParams(temperature=0.0 if i % 2 else 1.0, max_tokens=OUTPUT_TOKENS, seed=i, ignore_eos=True)
-            for i in range(start, start + len(batch))
-        ]
-        outputs = llm.generate([one.ids for one in batch], params, decode_sequence=False)
-        tokens += sum(one.usage.output_tokens for one in outputs)
-    return tokens / (time.perf_counter() - began)
 
 
 def main() -> int:
@@ -209,7 +177,12 @@ def main() -> int:
         "simulated": {"loads": LOADS, "seed": SEED, "profiles": [repr(profile) for profile in dspark_sim.PROFILES]},
         "planner": {"requests": PLANNER_REQUESTS, "drafts": dspark_sim.WIDTH, "runs": PLANNER_RUNS},
         "nano": {"seed": dspark_nano.MEASURE_SEED, "items": dspark_nano.ITEMS, "texts": dspark_nano.MEASURE_TEXTS},
-        "speed": {"streams": STREAMS, "runs": RUNS, "output_tokens": OUTPUT_TOKENS, "temperature": "0 and 1 in turn"},
+        "speed": {
+            "streams": STREAMS,
+            "runs": RUNS,
+            "output_tokens": OUTPUT_TOKENS,
+            "temperature": "0 and 1, half each",
+        },
     }
     return finish("dspark", workload=workload, bars=bars, figures=figures)
 

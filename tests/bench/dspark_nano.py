@@ -33,6 +33,7 @@ ITEMS, FIT_TEXTS, MEASURE_TEXTS = 40, 480, 400
 PROMPT_TOKENS, TEXT_TOKENS, ANSWER_SLACK = 64, 32, 8
 TEXT = "text"
 STREAMS = 16
+SHORT_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,14 @@ def _cut(llm: LLM, text: str, rng: random.Random) -> list[int]:
     ids = tokenizer.encode(text[:20_000], add_special_tokens=False).ids
     start = rng.randrange(max(1, len(ids) - PROMPT_TOKENS))
     return [bos, *ids[start : start + PROMPT_TOKENS - 1]]
+
+
+def short_prompts(llm: LLM, seed: int, count: int, room: int) -> list[Prompt]:
+    """The shortest prompts of tasks and as short cuts of text, in turn: their time is that of their answers."""
+    by_domain = prompts(llm, seed, count)
+    texts = [Prompt(one.ids[:SHORT_TOKENS], room) for one in by_domain.pop(TEXT, [])]
+    tasks = sorted((one for some in by_domain.values() for one in some), key=lambda one: len(one.ids))
+    return [one for pair in zip(tasks[:count], texts or tasks[count:], strict=False) for one in pair][:count]
 
 
 def log_rounds(path: Path, seed: int, texts: int, domains: Sequence[str] | None = None) -> None:

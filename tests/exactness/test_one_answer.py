@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from shoal_engine.planner import FixedWidth
 from shoal_engine.requests import ChoiceStart, PrefillRequest
 from shoal_engine.served_model import ServedModel
 from shoal_kernels.threads import get_num_threads, set_num_threads
-from support.engine_driver import Driver
+from support.engine_driver import Driver, planned
 from support.exactness import (
     BLOCKS,
     CASES,
@@ -74,6 +75,18 @@ def test_with_a_small_row_budget() -> None:
 @pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 5])
 def test_at_every_verify_width(width: int) -> None:
     run_all(driver(CASES, salt=width, planner=FixedWidth(width)))
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [{"row_s": 1e-5}, {"row_s": 5e-4, "is_delayed": True}, {"row_s": 2e-3, "draft_s": 0.1}],
+    ids=["cheap-rows", "delayed", "mostly-plain"],
+)
+def test_with_planned_widths(costs: dict[str, Any]) -> None:
+    """The last one drafts in one step of four, where drafting does not pay."""
+    planner = planned(**costs)
+    run_all(driver(CASES, salt=7, planner=planner))
+    assert planner.stats().is_drafting == ("draft_s" not in costs)
 
 
 def test_with_the_model_s_own_drafts() -> None:

@@ -67,7 +67,7 @@ class GuidedModel(ServedModel):
     def __init__(self, model: Model, answers: Mapping[tuple[int, int], Sequence[int]], salt: int = 0) -> None:
         super().__init__(model)
         self._answers = answers
-        self._random = random.Random(salt)
+        self._random, self._chances = random.Random(salt), random.Random(f"chances {salt}")
 
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:
         super().draft(starts, width)
@@ -80,7 +80,8 @@ class GuidedModel(ServedModel):
         drafts = known + [5] * (width - len(known))
         for j in range(self._random.randint(0, width), width):
             drafts[j] = (drafts[j] + 1) % self.shape.vocab_size
-        return Draft(tuple(drafts), (1.0,) * width)
+        chances = tuple(self._chances.uniform(-3.0, 5.0) for _ in drafts)
+        return Draft(tuple(drafts), chances)
 
 
 @cache

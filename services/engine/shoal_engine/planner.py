@@ -96,8 +96,8 @@ class WidthPlanner(Protocol):
         """Drafts to make for each choice after the step that was planned last: at most max_width, 0 makes none."""
         ...
 
-    def widths(self, views: Sequence[WidthView], other_rows: int = 0) -> list[int]:
-        """One width per view, each in [0, cap]. `other_rows` rows of prompts run in the same step, about."""
+    def widths(self, views: Sequence[WidthView]) -> list[int]:
+        """One width per view, each in [0, cap]."""
         ...
 
     def verified(self, rounds: Sequence[VerifiedRound]) -> None:
@@ -131,7 +131,7 @@ class FixedWidth:
     def draft_width(self) -> int:
         return self._width
 
-    def widths(self, views: Sequence[WidthView], other_rows: int = 0) -> list[int]:
+    def widths(self, views: Sequence[WidthView]) -> list[int]:
         widths = [min(self._width, view.cap) for view in views]
         self._budget, self._choices = sum(widths), len(widths)
         return widths

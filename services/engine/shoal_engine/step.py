@@ -242,8 +242,9 @@ class Stepper(Generic[Hidden]):
             # Rows behind an output that never comes do not count, stuck or not.
             outcome, sequence.is_stuck = outcome.below(stuck[0]), True
             sequence.failure = masks.failure if masks.fails_at(stuck[0]) else None
-        right = next((i for i in range(rows.width) if sequence.drafts[i] != tokens[i]), rows.width)
-        self._rounds.append(VerifiedRound(rows.plan_index, rows.width, right))
+        else:
+            right = next((i for i in range(rows.width) if sequence.drafts[i] != tokens[i]), rows.width)
+            self._rounds.append(VerifiedRound(rows.plan_index, rows.width, right))
         index, old = len(sequence.output), sequence.frontier
         emit(sequence, tokens[: outcome.emitted])
         sequence.frontier += outcome.frontier

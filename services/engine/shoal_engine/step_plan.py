@@ -52,8 +52,7 @@ class StepPlan:
             if sequence.output and not sequence.is_paused and is_caught_up(state, sequence)
         ]
         views = [_view(state, sequence, self._planner.max_width) for state, sequence in ready]
-        other_rows = sum(chunk.count for chunk in self.chunks(len(ready)))
-        widths = self._planner.widths(views, other_rows)
+        widths = self._planner.widths(views)
         rows = []
         for index, ((state, sequence), view) in enumerate(zip(ready, views, strict=True)):
             width = widths[index]

@@ -32,6 +32,10 @@ class DraftGate:
         newest = drafted_rate / plain_rate
         self._gain = newest if self._gain is None else (1 - _NEWEST_WEIGHT) * self._gain + _NEWEST_WEIGHT * newest
 
+    def forget(self) -> None:
+        """What was noted is of choices that are gone: open until more is known."""
+        self._gain = None
+
     def take_step(self) -> bool:
         """Count one step and say whether drafts are made after it."""
         if self.is_open:

@@ -17,6 +17,7 @@ from shoal_engine.verify.calibration import Calibration, Mode
 from shoal_engine.verify.cost import CostModel
 from shoal_engine.verify.drift import ALARM_ABOVE, DriftWatch
 from shoal_engine.verify.gate import DraftGate
+from shoal_engine.verify.outcome import OutcomeRatio
 from shoal_engine.verify.relay import ConfidenceRelay
 from shoal_engine.verify.survival import survival
 
@@ -29,6 +30,9 @@ _TELL_EVERY = 64  # steps
 
 class PlannedWidth:
     """A `WidthPlanner`: gate, budget, allocation. Tokens never depend on what it decides.
+
+    Rows of prompts in the same step do not enter: they run once, whatever is verified beside them, and a long step
+    would make any draft look cheap.
 
     width        drafts made and verified for each choice at most
     costs        of steps
@@ -60,8 +64,10 @@ class PlannedWidth:
         self._costs_measured_at_s = costs_measured_at_s
         self._relay = ConfidenceRelay(BUDGET_AGE) if is_delayed else None
         self._rates: deque[tuple[float, float] | None] = deque(maxlen=1 + BUDGET_AGE if is_delayed else 1)
+        self._closed_over: set[tuple[int, int]] | None = None
         self._agreement = agreement or OneRank()
         self._gate = gate or DraftGate()
+        self._outcome = OutcomeRatio()
         self._watches = {mode: DriftWatch() for mode in Mode}
         self._alarmed: set[Mode] = set()
         self._until_told = _TELL_EVERY
@@ -78,33 +84,35 @@ class PlannedWidth:
     def draft_width(self) -> int:
         return self._draft_width
 
-    def widths(self, views: Sequence[WidthView], other_rows: int = 0) -> list[int]:
+    def widths(self, views: Sequence[WidthView]) -> list[int]:
         choices = len(views)
         caps = np.array([view.cap for view in views], dtype=np.int64)
         confidences = self._confidences(views)
         self._chances = survival(confidences, caps)
         expected = self._chances if self._relay is None else survival(self._earlier(views, confidences), caps)
         count = max(int(np.count_nonzero(expected)), int(np.count_nonzero(self._chances)))
+        ratio = np.float32(self._outcome.value)
         wanted = 0
         if choices:
             costs = self._costs.costs(
-                other_rows + choices,
+                choices,
                 count,
                 choices=choices,
                 context=sum(view.context for view in views),
                 drafted=choices,
             )
-            best = budget(expected, choices, costs)
+            best = budget(expected * ratio, choices, costs)
             # A probe is for its confidences: what a delayed budget knows of them is nothing yet.
             wanted = best.drafts if self._relay is None or self._gate.is_open else 0
             if self._relay is not None:
-                best = budget(self._chances, choices, costs)
+                best = budget(self._chances * ratio, choices, costs)
             self._note_gain(best.rate, choices / (float(costs[0]) - self._costs.draft_s(choices)), bool(caps.any()))
+        self._follow_choices(views)
         is_drafting = self._gate.take_step() if choices else self._gate.is_open
-        intent = StepIntent(other_rows + choices + wanted, self._width if is_drafting else 0)
+        intent = StepIntent(choices + wanted, self._width if is_drafting else 0)
         agreed = self._agreement.agree(intent)
         self._draft_width = min(agreed.draft_width, self._width)
-        widths = allocate(self._chances, agreed.rows - other_rows - choices)
+        widths = allocate(self._chances, agreed.rows - choices)
         self._budget, self._choices = int(widths.sum()), choices
         found: list[int] = widths.tolist()
         return found
@@ -120,6 +128,7 @@ class PlannedWidth:
         is_verified = draft < np.array([one.width for one in rounds])[:, None]
         hits = draft < np.array([one.accepted for one in rounds])[:, None]
         chances, is_greedy = self._chances[index], self._is_greedy[index]
+        self._outcome.note(float(chances[is_verified].sum()), int((hits & is_verified).sum()))
         for mode, watch in self._watches.items():
             mine = is_verified & (is_greedy == (mode is Mode.GREEDY))[:, None]
             watch.note(chances[mine], hits[mine])
@@ -147,6 +156,18 @@ class PlannedWidth:
         known = self._rates[0] if len(self._rates) == self._rates.maxlen else None
         if known is not None:
             self._gate.note(*known)
+
+    def _follow_choices(self, views: Sequence[WidthView]) -> None:
+        """A gate that was closed over other choices than these says nothing of them."""
+        if self._gate.is_open:
+            self._closed_over = None
+            return
+        if self._closed_over is None:
+            self._closed_over = {(view.slot, view.generation) for view in views}
+        elif views and self._closed_over.isdisjoint((view.slot, view.generation) for view in views):
+            self._gate.forget()
+            self._rates.clear()
+            self._closed_over = None
 
     def _confidences(self, views: Sequence[WidthView]) -> NDArray[np.float32]:
         """float32 [R, S], calibrated; 1 where the head said nothing."""

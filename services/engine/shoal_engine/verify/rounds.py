@@ -77,9 +77,9 @@ class LoggedRounds:
     def draft_width(self) -> int:
         return self._fixed.draft_width
 
-    def widths(self, views: Sequence[WidthView], other_rows: int = 0) -> list[int]:
+    def widths(self, views: Sequence[WidthView]) -> list[int]:
         self._views = views
-        return self._fixed.widths(views, other_rows)
+        return self._fixed.widths(views)
 
     def verified(self, rounds: Sequence[VerifiedRound]) -> None:
         for one in rounds:
