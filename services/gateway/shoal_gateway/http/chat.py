@@ -21,12 +21,11 @@ from shoal_gateway.sampling import applied
 
 logger = logging.getLogger(__name__)
 
-_ADMISSION_S = 10.0
-"""A stream's status is sent when a worker has admitted the request, or after so long."""
-
 
 class ChatCompletions:
-    """The endpoint. `keep_alive_s` is wall clock between two signs of life on a stream, counted from acceptance."""
+    """The endpoint. `keep_alive_s` is wall clock between two signs of life on a stream, counted from acceptance;
+    `admission_s` is how long a stream's status waits for a worker's word on the request.
+    """
 
     def __init__(
         self,
@@ -35,10 +34,11 @@ class ChatCompletions:
         *,
         metrics: GatewayMetrics,
         keep_alive_s: float,
+        admission_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._encoder, self._answers, self._metrics = encoder, answers, metrics
-        self._keep_alive_s, self._clock = keep_alive_s, clock
+        self._keep_alive_s, self._admission_s, self._clock = keep_alive_s, admission_s, clock
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
@@ -133,7 +133,7 @@ class ChatCompletions:
         now_s = time.perf_counter()
         left_s = self._keep_alive_s - (now_s - written_s)
         if not answer.is_admitted:
-            left_s = max(left_s, _ADMISSION_S - (now_s - began_s))
+            left_s = max(left_s, self._admission_s - (now_s - began_s))
         return max(0.0, left_s)
 
 
