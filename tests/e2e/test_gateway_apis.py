@@ -264,10 +264,8 @@ junk = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
     max_leaves=8,
 )
-OTHERS = (
-    "tools tool_choice stream system stop_sequences metadata output_config top_k text instructions include "
-    "previous_response_id background parallel_tool_calls"
-).split()
+OTHERS = ["tools", "tool_choice", "stream", "system", "stop_sequences", "metadata", "output_config", "top_k", "text"]
+OTHERS += ["instructions", "include", "previous_response_id", "background", "parallel_tool_calls"]
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))

@@ -76,6 +76,7 @@ class Workers:
                 kv_id=placement.kv_id, numerics_id=placement.numerics_id, user_id=prepared.user_id
             )
             request.tenant_tag = self._chains.tenant_tag()
+            request.cache_points.extend(prepared.cache_points)
         return request
 
     async def run(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoal_common.errors import InvalidArgument
+
 from shoal_gateway.chat_fields import MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL, ChatFields, read_chat_fields
 from shoal_gateway.fields import Fields
 
@@ -24,7 +26,10 @@ def read_messages_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     as_chat["user_id"] = metadata.text("user_id", MAX_USER_ID_BYTES)
     as_chat["parallel_tool_calls"] = not choice.boolean("disable_parallel_tool_use")
     as_chat["reasoning_effort"] = (top.mapping("output_config") or Fields({})).effort_number("effort")
-    return read_chat_fields(as_chat, vocab_size)
+    fields = read_chat_fields(as_chat, vocab_size)
+    if fields.cache_points:
+        raise InvalidArgument.at("shoal.cache_points", "is for Chat Completions: its messages are the prompt's")
+    return fields
 
 
 def messages_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:

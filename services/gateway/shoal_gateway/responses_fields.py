@@ -25,7 +25,10 @@ def read_responses_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     as_chat: dict[str, Any] = {name: body.get(name) for name in _AS_IN_CHAT + _AS_IN_CHAT_TOO}
     as_chat["max_tokens"] = top.integer("max_output_tokens", 1, MAX_TOKENS)
     as_chat["reasoning_effort"] = (top.mapping("reasoning") or Fields({})).effort_number("effort")
-    return read_chat_fields(as_chat, vocab_size)
+    fields = read_chat_fields(as_chat, vocab_size)
+    if fields.cache_points:
+        raise InvalidArgument.at("shoal.cache_points", "is for Chat Completions: its messages are the prompt's")
+    return fields
 
 
 def responses_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
