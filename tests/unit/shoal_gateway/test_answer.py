@@ -41,7 +41,9 @@ LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 Events = AsyncIterator[decode_pb.GenerateResponse]
 
 
-def prepared(*, choice_count: int = 1, stop: list[str] | None = None, is_exact: bool = False) -> Prepared:
+def prepared(
+    *, choice_count: int = 1, stop: list[str] | None = None, is_exact: bool = False, cache_points: tuple[int, ...] = ()
+) -> Prepared:
     params = sampling_pb2.SamplingParams(seed=1, max_tokens=50)
     output = plain_recipe(stop, frozenset({1})) if stop is not None else None
     return Prepared(
@@ -51,6 +53,7 @@ def prepared(*, choice_count: int = 1, stop: list[str] | None = None, is_exact: 
         user_id="",
         output=output,
         is_exact=is_exact,
+        cache_points=cache_points,
     )
 
 
@@ -130,6 +133,12 @@ def says(*token_ids: int, finish: Any = LENGTH) -> Script:
         yield ENDED
 
     return script
+
+
+async def test_a_worker_is_told_where_snapshots_are_kept(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, says(8)) as made, await made.answers.open(prepared(cache_points=(1, 3))) as answer:
+        await read_all(answer)
+        assert [list(one.cache_points) for one in made.workers[0].requests] == [[1, 3]]
 
 
 async def test_an_answer_is_admitted_read_acknowledged_and_finished(tokenizer: Tokenizer) -> None:

@@ -146,4 +146,6 @@ def _known(error: Exception, request_id: str) -> MeshError:
 
 
 def _request_id(answer: Answer) -> list[tuple[bytes, bytes]]:
-    return [(b"x-request-id", answer.request_id.encode())]
+    """As OpenAI's clients look for it, and as Anthropic's do."""
+    request_id = answer.request_id.encode()
+    return [(b"x-request-id", request_id), (b"request-id", request_id)]
