@@ -17,10 +17,14 @@ from shoal_gateway.fleet import CONDITIONS, Fleet
 from shoal_gateway.frames_client import FramesClient
 from shoal_gateway.grpc_servicer import InferenceServicer
 from shoal_gateway.http.app import App
-from shoal_gateway.http.chat import ChatCompletions
+from shoal_gateway.http.chat import Chat
+from shoal_gateway.http.endpoint import Endpoint
 from shoal_gateway.http.exchange import Handler
+from shoal_gateway.http.form import Prepare
 from shoal_gateway.http.health import Health
+from shoal_gateway.http.messages import Messages
 from shoal_gateway.http.models import Models
+from shoal_gateway.http.responses import Responses
 from shoal_gateway.http.tokens import Tokens
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.prefix_chains import PrefixChains
@@ -30,6 +34,7 @@ from shoal_gateway.served_model import ServedModel
 
 _SEED_BITS = 53
 """Drawn seeds survive clients whose numbers are doubles."""
+_ANTHROPIC_BASES = ("", "/anthropic")
 
 
 class Gateway:
@@ -75,15 +80,22 @@ class Gateway:
             metrics=counted,
             max_in_flight=config.max_in_flight,
         )
-        chat = ChatCompletions(
-            encoder,
-            self.answers,
-            metrics=counted,
-            keep_alive_s=config.keep_alive_s,
-            admission_s=config.admission_s,
-        )
+
+        def endpoint(prepare: Prepare) -> Endpoint:
+            return Endpoint(
+                self.answers, counted, prepare, keep_alive_s=config.keep_alive_s, admission_s=config.admission_s
+            )
+
+        messages = Messages(encoder)
+        answering = endpoint(messages.prepare)
+        posts: dict[str, Handler] = {
+            "/chat/completions": endpoint(Chat(encoder).prepare),
+            "/responses": endpoint(Responses(encoder).prepare),
+            **{f"{base}/messages": answering for base in _ANTHROPIC_BASES},
+            **{f"{base}/messages/count_tokens": messages.count_tokens for base in _ANTHROPIC_BASES},
+        }
         self.app = App(
-            _routes(chat, Models(model), Tokens(encoder), Health(self.readiness)),
+            _routes(posts, Models(model), Tokens(encoder), Health(self.readiness)),
             max_body_bytes=config.max_body_bytes,
             read_timeout_s=config.read_timeout_s,
             write_timeout_s=config.write_timeout_s,
@@ -108,10 +120,10 @@ class Gateway:
 
 
 def _routes(
-    chat: ChatCompletions, models: Models, tokens: Tokens, health: Health
+    posts: Mapping[str, Handler], models: Models, tokens: Tokens, health: Health
 ) -> Mapping[str, Mapping[str, Handler]]:
     return {
-        "/chat/completions": {"POST": chat},
+        **{path: {"POST": handler} for path, handler in posts.items()},
         "/models": {"GET": models.list_all},
         "/models/": {"GET": models.get},
         "/tokenize": {"POST": tokens.tokenize},
