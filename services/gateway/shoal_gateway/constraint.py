@@ -9,9 +9,11 @@ from typing import Any
 from deepseek_recipe import ConversationRequest
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
-from shoal_common.constraints import ConstraintKind, OutputConstraint, invalid, normalise
+from shoal_common.constraints import MAX_TEXT_BYTES, ConstraintKind, OutputConstraint, invalid, normalise
 from shoal_common.constraints.wire import constraint_message, kind_and_text
 from shoal_common.errors import InvalidArgument, MeshError
+
+from shoal_gateway.fields import Fields
 
 _SCHEMA_FIELD = "response_format.json_schema.schema"
 _REGEX_FIELD = "response_format.regex"
@@ -48,6 +50,28 @@ def of_message(message: sampling_pb2.Constraint, field: str, start_after_ids: tu
     kind, text = kind_and_text(message, field)
     where = f"{field}.{kind.value}"
     return _asked(kind, text, where, start_after_ids)
+
+
+def of_response_format(value: Any) -> AskedConstraint | None:
+    """Of a completions request, whose text is held to it from its first token. Raises ConstraintInvalid."""
+    fields = Fields({_FORMAT_FIELD: value}).mapping(_FORMAT_FIELD)
+    kind = fields.text("type", 64) if fields else "text"
+    if fields is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return _asked(ConstraintKind.JSON_OBJECT, "", _FORMAT_FIELD, ())
+    if kind == "json_schema":
+        named = fields.mapping("json_schema")
+        if named is None or named.mapping("schema") is None:
+            raise invalid(_SCHEMA_FIELD, "is required")
+        schema = value["json_schema"]["schema"]
+        return _asked(ConstraintKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), _SCHEMA_FIELD, ())
+    if kind == "regex":
+        regex = fields.text("regex", MAX_TEXT_BYTES)
+        if regex is None:
+            raise invalid(_REGEX_FIELD, "is required")
+        return _asked(ConstraintKind.REGEX, regex, _REGEX_FIELD, ())
+    raise invalid(f"{_FORMAT_FIELD}.type", "must be one of text, json_object, json_schema and regex")
 
 
 def of_conversation(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from deepseek_recipe import (
     ChatCompletionRequest,
+    Conversation,
     ConversationRequest,
     ConversionError,
     ConversionOptions,
@@ -17,6 +18,7 @@ from deepseek_recipe import (
     SpecialToken,
     SpecialTokens,
     Tokenizer,
+    UserMessage,
 )
 from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import InvalidArgument
@@ -29,7 +31,7 @@ from shoal_gateway.served_model import ServedModel
 from shoal_gateway.text import OutputRecipe
 
 T = TypeVar("T")
-_LARGE_BODY_BYTES = 32 * 1024
+LARGE_BODY_BYTES = 32 * 1024
 """From here on encoding takes longer than a step should wait for: it goes to a thread."""
 _EFFORT_LINE = "Reasoning Effort: {} (range 1-100,"
 _EFFORT_AT = 2
@@ -97,6 +99,8 @@ class Encoder:
         self._options = ConversionOptions().with_special_tokens(special)
         self._encoding = DeepseekV41Encoding().with_special_tokens(special).with_tokenizer(tokenizer)
         self._effort_ids = tokenizer.encode(_EFFORT_LINE.format(75))
+        # Begin-of-sequence and User; Assistant and the end of a thought that there was none of.
+        self._frame = self._as_user("")
         self._thinking_end = tuple(tokenizer.encode(special.token(SpecialToken.ThinkingEnd)))
 
     @property
@@ -110,7 +114,7 @@ class Encoder:
 
     async def chat(self, body: dict[str, Any], size_bytes: int) -> PreparedChat:
         """`chat_now`, on a thread where the body is large. The recipe lets other threads run."""
-        if size_bytes < _LARGE_BODY_BYTES:
+        if size_bytes < LARGE_BODY_BYTES:
             return self.chat_now(body)
         return await asyncio.to_thread(self.chat_now, body)
 
@@ -165,6 +169,16 @@ class Encoder:
             return self.tokenizer.encode(text)
         except UnicodeEncodeError as error:
             raise InvalidArgument("the text is not valid Unicode", reason="INVALID_TEXT") from error
+
+    def plain_text(self, text: str) -> list[int]:
+        """Ids of text as a prompt holds what a user wrote: no spelling becomes a special token."""
+        ids = _of_recipe(lambda: self._as_user(text))
+        if (ids[:2], ids[-2:]) != (self._frame[:2], self._frame[2:]):
+            raise RuntimeError("the recipe's prompt does not hold the text between two tokens and two")
+        return ids[2:-2]
+
+    def _as_user(self, text: str) -> list[int]:
+        return self._encoding.encode(Conversation([UserMessage(text)], thinking_mode=False))
 
     def _max_tokens(self, converted: ConversationRequest, fields: ChatFields, prompt_tokens: int) -> int:
         context = self.context_tokens
