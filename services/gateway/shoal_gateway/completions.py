@@ -13,6 +13,7 @@ from shoal_common.errors import InvalidArgument
 from shoal_gateway.bad_words import add_bad_words
 from shoal_gateway.completion_fields import CompletionFields, read_completion_fields
 from shoal_gateway.constraint import of_response_format
+from shoal_gateway.echo import Echo
 from shoal_gateway.encode import LARGE_BODY_BYTES, Encoder, Prepared
 from shoal_gateway.fill_in_the_middle import find_fim_tokens
 from shoal_gateway.sampling import fit_context, text_params
@@ -20,20 +21,6 @@ from shoal_gateway.text import detokenize, plain_recipe
 
 DEFAULT_MAX_TOKENS = 4096
 """What the hosted API gives a completion at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Echo:
-    """What the answer says of one prompt, if it is to be repeated.
-
-    text        the client's own text, or its token ids spelled out
-    first       index of the first of `prompt_ids` that the client knows of: a begin-of-sequence that was put in front
-                is not reported
-    """
-
-    text: str
-    prompt_ids: Sequence[int]
-    first: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +109,8 @@ class CompletionEncoder:
             return [bos_id, *self._encoder.raw_text(prompt)]
         if self._fim is None:
             raise InvalidArgument.at(
-                "suffix", "is not supported: this model's tokenizer has no fill-in-the-middle tokens",
+                "suffix",
+                "is not supported: this model's tokenizer has no fill-in-the-middle tokens",
                 reason="SUFFIX_UNSUPPORTED",
             )
         # Code that happens to spell a special token is still code.

@@ -18,6 +18,7 @@ from shoal_gateway.frames_client import FramesClient
 from shoal_gateway.grpc_servicer import InferenceServicer
 from shoal_gateway.http.app import App
 from shoal_gateway.http.chat import Chat
+from shoal_gateway.http.completions import Completions
 from shoal_gateway.http.endpoint import Endpoint
 from shoal_gateway.http.exchange import Handler
 from shoal_gateway.http.form import Prepare
@@ -83,7 +84,13 @@ class Gateway:
                 self.answers, counted, prepare, keep_alive_s=config.keep_alive_s, admission_s=config.admission_s
             )
 
-        generating = {"/chat/completions": endpoint(Chat(encoder).prepare)}
+        chat, completions = endpoint(Chat(encoder).prepare), endpoint(Completions(encoder).prepare)
+        generating = {
+            "/chat/completions": chat,
+            "/beta/chat/completions": chat,
+            "/completions": completions,
+            "/beta/completions": completions,
+        }
         self.app = App(
             _routes(generating, Models(model), Tokens(encoder), Health(self.readiness)),
             max_body_bytes=config.max_body_bytes,
@@ -116,6 +123,7 @@ def _routes(
         **{path: {"POST": endpoint} for path, endpoint in generating.items()},
         "/models": {"GET": models.list_all},
         "/models/": {"GET": models.get},
+        "/beta/models": {"GET": models.list_all},
         "/tokenize": {"POST": tokens.tokenize},
         "/detokenize": {"POST": tokens.detokenize},
         "/healthz": {"GET": health.alive},

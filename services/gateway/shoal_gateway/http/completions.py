@@ -40,6 +40,4 @@ class Completions:
                 tokenizer=self._encoder.tokenizer,
             )
 
-        return PreparedAnswer(
-            request=first, others=prepared.requests[1:], is_stream=prepared.is_stream, form=form
-        )
+        return PreparedAnswer(request=first, others=prepared.requests[1:], is_stream=prepared.is_stream, form=form)

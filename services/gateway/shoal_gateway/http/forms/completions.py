@@ -11,7 +11,7 @@ from deepseek_recipe import Tokenizer
 from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import MeshError
 
-from shoal_gateway.completions import Echo
+from shoal_gateway.echo import Echo
 from shoal_gateway.http.errors import openai_error
 from shoal_gateway.http.forms.chat import usage_object
 from shoal_gateway.http.forms.token_spellings import OldLogprobs, parsed_positions, prompt_positions
@@ -97,7 +97,7 @@ class CompletionForm:
 
     def error(self, error: MeshError) -> bytes:
         """The stream ends with it, without [DONE]."""
-        return b"data: " + openai_error(error) + b"\n\n"
+        return b"data: " + orjson.dumps(openai_error(error)) + b"\n\n"
 
     def add(self, outputs: Sequence[ChoiceOutput]) -> None:
         """A batch of a whole answer."""
