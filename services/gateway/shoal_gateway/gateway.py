@@ -124,6 +124,7 @@ def _routes(
         "/models": {"GET": models.list_all},
         "/models/": {"GET": models.get},
         "/beta/models": {"GET": models.list_all},
+        "/beta/models/": {"GET": models.get},
         "/tokenize": {"POST": tokens.tokenize},
         "/detokenize": {"POST": tokens.detokenize},
         "/healthz": {"GET": health.alive},
