@@ -18,8 +18,6 @@ from shoal_gateway.text import detokenize
 
 T = TypeVar("T")
 MAX_TEXT_BYTES = 16 * 1024 * 1024
-MAX_CONTEXTS = 4
-"""Detokenised at once: so many times what the model's context holds."""
 
 
 class Tokens:
@@ -68,7 +66,7 @@ class Tokens:
 
     def _detokenized(self, body: dict[str, Any]) -> bytes:
         model = self._encoder.model
-        ids = self._fields(body).token_ids("tokens", model.vocab_size, MAX_CONTEXTS * model.max_context_tokens)
+        ids = self._fields(body).token_ids("tokens", model.vocab_size, model.max_context_tokens)
         if ids is None:
             raise InvalidArgument.at("tokens", "is required")
         return orjson.dumps({"prompt": detokenize(ids, self._encoder.tokenizer)})
