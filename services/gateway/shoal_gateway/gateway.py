@@ -19,6 +19,7 @@ from shoal_gateway.grpc_servicer import InferenceServicer
 from shoal_gateway.http.app import App
 from shoal_gateway.http.chat import Chat
 from shoal_gateway.http.completions import Completions
+from shoal_gateway.http.description import Description
 from shoal_gateway.http.endpoint import Endpoint
 from shoal_gateway.http.exchange import Handler
 from shoal_gateway.http.form import Prepare
@@ -127,6 +128,7 @@ def _routes(
         "/beta/models/": {"GET": models.get},
         "/tokenize": {"POST": tokens.tokenize},
         "/detokenize": {"POST": tokens.detokenize},
+        "/openapi.json": {"GET": Description().get},
         "/healthz": {"GET": health.alive},
         "/health": {"GET": health.alive},
         "/live": {"GET": health.alive},

@@ -80,7 +80,8 @@ class App:
             raise NoSuchPath(f"nothing is served at {raise_path}")
         handler = methods.get(exchange.method)
         if handler is None:
-            raise MethodNotAllowed(f"{exchange.method} is not served here; {', '.join(sorted(methods))} is")
+            allowed = ", ".join(sorted(methods))
+            raise MethodNotAllowed(f"{exchange.method} is not served here; {allowed} is", allow=allowed)
         return handler
 
     async def _fail(self, exchange: Exchange, error: MeshError) -> None:
