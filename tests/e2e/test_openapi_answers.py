@@ -51,6 +51,7 @@ def test_no_answer_is_off_its_schema_and_none_is_a_fault(tmp_path: Path) -> None
             check=False,
         )
         described = httpx.get(url, timeout=10).json()["paths"]
+    described.pop("/openapi.json")  # What a document is read from is not asked as an operation.
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
     told = json.loads(record.read_text())
     for path, methods in described.items():

@@ -9,7 +9,7 @@ from typing import Any
 from shoal_common.errors import InvalidArgument
 from shoal_common.sampling_limits import MAX_TOP_LOGPROBS
 
-from shoal_gateway.chat_fields import ChatFields, read_chat_fields
+from shoal_gateway.chat_fields import MAX_CHOICES, ChatFields, read_chat_fields
 from shoal_gateway.fields import Fields
 
 MAX_PROMPTS = 32
@@ -110,7 +110,7 @@ def _one_stop(name: str, value: Any) -> str:
 
 
 def _check_best_of(top: Fields, choice_count: int) -> None:
-    best_of = top.integer("best_of", 1, 2**31)
+    best_of = top.integer("best_of", 1, MAX_CHOICES)
     if best_of is not None and best_of != choice_count:
         raise InvalidArgument.at("best_of", f"must equal n ({choice_count}): no choices are made to be thrown away")
 

@@ -36,7 +36,7 @@ class App:
         read_timeout_s: float,
         write_timeout_s: float,
     ) -> None:
-        self._routes = routes
+        self.routes = routes
         self._open_ended = tuple(path for path in routes if path.endswith("/"))
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
@@ -72,9 +72,9 @@ class App:
 
     def _handler(self, exchange: Exchange) -> Handler:
         path = _without_version(exchange.path)
-        methods = self._routes.get(path.rstrip("/"))
+        methods = self.routes.get(path.rstrip("/"))
         if methods is None:
-            methods = next((self._routes[one] for one in self._open_ended if path.startswith(one)), None)
+            methods = next((self.routes[one] for one in self._open_ended if path.startswith(one)), None)
         if methods is None:
             raise_path = exchange.path if len(exchange.path) <= 200 else exchange.path[:200] + "..."
             raise NoSuchPath(f"nothing is served at {raise_path}")

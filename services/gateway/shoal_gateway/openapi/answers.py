@@ -66,7 +66,8 @@ SHOAL = answers(
     {"prompt_logprobs": array(answers({**_TOLD, "top_logprobs": array(answers(_TOLD))}))},
 )
 
-_POSITIONS = nullable(array(answers({**_SAID, "top_logprobs": array(answers(_SAID))})))
+POSITIONS = array(answers({**_SAID, "top_logprobs": array(answers(_SAID))}))
+_POSITIONS = nullable(POSITIONS)
 _LOGPROBS = nullable(answers({}, {"content": _POSITIONS, "reasoning_content": _POSITIONS}))
 _CALLED = answers({"name": STRING, "arguments": STRING})
 _CALL = answers({"index": COUNT, "id": STRING, "type": enum("function"), "function": _CALLED})
@@ -98,7 +99,7 @@ CHAT = answers(
         "shoal": ref("ShoalAnswer"),
     }
 )
-CHAT_EVENT = answers(
+_CHAT_CHUNK = answers(
     {
         **_HEAD,
         "object": enum("chat.completion.chunk"),
@@ -109,6 +110,7 @@ CHAT_EVENT = answers(
     },
     {"shoal": ref("ShoalAnswer")},
 )
+CHAT_EVENT = any_of(_CHAT_CHUNK, ref("Error"))
 
 _OLD_LOGPROBS = nullable(
     answers(
@@ -130,7 +132,7 @@ COMPLETION = answers(
         "shoal": ref("ShoalAnswer"),
     }
 )
-COMPLETION_EVENT = answers(
+_COMPLETION_CHUNK = answers(
     {
         **_HEAD,
         "object": enum("text_completion"),
@@ -139,6 +141,7 @@ COMPLETION_EVENT = answers(
     },
     {"shoal": ref("ShoalAnswer")},
 )
+COMPLETION_EVENT = any_of(_COMPLETION_CHUNK, ref("Error"))
 
 TOKENIZED = answers(
     {"tokens": array(COUNT), "count": COUNT, "max_model_len": COUNT, "token_strs": nullable(array(STRING))}
@@ -150,11 +153,8 @@ ALIVE = answers({"status": enum("ok")})
 READY = answers({"ready": BOOLEAN, "missing": array(STRING)})
 
 
-def event(name: str, error: str) -> Schema:
-    """One event of a stream without typed events: JSON, or the `[DONE]` of the last one."""
-    told: Schema = {"contentMediaType": "application/json", "contentSchema": any_of(ref(name), ref(error))}
-    return {
-        "type": "object",
-        "properties": {"data": {"type": "string", **any_of({"const": "[DONE]"}, told)}},
-        "required": ["data"],
-    }
+def event(name: str, *, has_done: bool) -> Schema:
+    """One event of a stream: JSON, or the `[DONE]` of the last one where the API has that."""
+    told: Schema = {"contentMediaType": "application/json", "contentSchema": ref(name)}
+    data = {"type": "string", **(any_of({"const": "[DONE]"}, told) if has_done else told)}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_gateway.openapi import answers, requests
+from shoal_gateway.openapi import answers, messages, requests, responses
 from shoal_gateway.openapi.schema import Schema, ref
 
 VERSION = "3.2.0"
@@ -25,6 +25,14 @@ _COMPONENTS: dict[str, Schema] = {
     "ChatEvent": answers.CHAT_EVENT,
     "Completion": answers.COMPLETION,
     "CompletionEvent": answers.COMPLETION_EVENT,
+    "MessagesRequest": messages.REQUEST,
+    "MessagesAnswer": messages.ANSWER,
+    "MessagesEvent": messages.EVENT,
+    "MessagesError": messages.ERROR,
+    "CountedTokens": messages.COUNTED,
+    "ResponsesRequest": responses.REQUEST,
+    "ResponsesAnswer": responses.ANSWER,
+    "ResponsesEvent": responses.EVENT,
     "Tokenized": answers.TOKENIZED,
     "Detokenized": answers.DETOKENIZED,
     "Model": answers.MODEL,
@@ -60,6 +68,7 @@ class Operation:
     event          data of one event, where the answer may be a stream
     example        a body that is answered
     also_gives     bodies of other statuses than 200 that are no errors
+    has_done       such a stream ends with `[DONE]`
     error          body of the errors
     """
 
@@ -69,16 +78,18 @@ class Operation:
     event: str | None = None
     example: Mapping[str, Any] | None = None
     also_gives: Mapping[str, str] | None = None
+    has_done: bool = True
     error: str = "Error"
 
 
 _MODEL = "deepseek-flash"
+_HELLO = [{"role": "user", "content": "Hello"}]
 _CHAT = Operation(
     summary="Answers a conversation; a last assistant message with `prefix` is continued.",
     takes="ChatRequest",
     gives="Chat",
     event="ChatEvent",
-    example={"model": _MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16},
+    example={"model": _MODEL, "messages": _HELLO, "max_tokens": 16},
 )
 _COMPLETION = Operation(
     summary="Continues prompts, or fills the hole between prompt and suffix.",
@@ -86,6 +97,30 @@ _COMPLETION = Operation(
     gives="Completion",
     event="CompletionEvent",
     example={"model": _MODEL, "prompt": "Once upon a time", "max_tokens": 16},
+)
+_MESSAGES = Operation(
+    summary="Answers a conversation, as Anthropic's API does.",
+    takes="MessagesRequest",
+    gives="MessagesAnswer",
+    event="MessagesEvent",
+    has_done=False,
+    error="MessagesError",
+    example={"model": _MODEL, "max_tokens": 16, "messages": _HELLO},
+)
+_COUNT = Operation(
+    summary="The prompt tokens of such a conversation.",
+    takes="MessagesRequest",
+    gives="CountedTokens",
+    error="MessagesError",
+    example={"model": _MODEL, "messages": _HELLO},
+)
+_RESPONSES = Operation(
+    summary="Answers items of a conversation, as OpenAI's Responses do. Nothing is stored.",
+    takes="ResponsesRequest",
+    gives="ResponsesAnswer",
+    event="ResponsesEvent",
+    has_done=False,
+    example={"model": _MODEL, "input": "Hello", "max_output_tokens": 16},
 )
 _MODELS = Operation(summary="The names that requests may use.", gives="Models")
 _ONE_MODEL = Operation(summary="One of these names.", gives="Model")
@@ -97,6 +132,11 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
     "/beta/chat/completions": {"POST": _CHAT},
     "/completions": {"POST": _COMPLETION},
     "/beta/completions": {"POST": _COMPLETION},
+    "/responses": {"POST": _RESPONSES},
+    "/messages": {"POST": _MESSAGES},
+    "/anthropic/messages": {"POST": _MESSAGES},
+    "/messages/count_tokens": {"POST": _COUNT},
+    "/anthropic/messages/count_tokens": {"POST": _COUNT},
     "/tokenize": {
         "POST": Operation(
             summary="A text or a conversation as token ids.",
@@ -143,6 +183,11 @@ def document() -> dict[str, Any]:
         },
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "responses": {
+                f"{name}{status}": {"description": told, "content": _json(name)}
+                for name in ("Error", "MessagesError")
+                for status, told in _ERRORS.items()
+            },
             "schemas": _COMPONENTS,
         },
     }
@@ -151,10 +196,10 @@ def document() -> dict[str, Any]:
 def _operation(one: Operation, path: str) -> dict[str, Any]:
     content: dict[str, Any] = _json(one.gives)
     if one.event is not None:
-        content["text/event-stream"] = {"itemSchema": answers.event(one.event, one.error)}
+        content["text/event-stream"] = {"itemSchema": answers.event(one.event, has_done=one.has_done)}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
-    for status, told in _ERRORS.items():
-        responses[status] = {"description": told, "content": _json(one.error)}
+    for status in _ERRORS:
+        responses[status] = {"$ref": f"#/components/responses/{one.error}{status}"}
     for status, name in (one.also_gives or {}).items():
         responses[status] = {"description": "Not now.", "content": _json(name)}
     made: dict[str, Any] = {"summary": one.summary, "responses": responses}
@@ -162,9 +207,17 @@ def _operation(one: Operation, path: str) -> dict[str, Any]:
         made["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
     if one.takes is not None:
         body = _json(one.takes)
-        body["application/json"]["example"] = dict(one.example or {})
+        body["application/json"]["examples"] = _examples(one)
         made["requestBody"] = {"required": True, "content": body}
     return made
+
+
+def _examples(one: Operation) -> dict[str, Any]:
+    body = dict(one.example or {})
+    shown = {"whole": {"value": body}}
+    if one.event is not None:
+        shown["stream"] = {"value": {**body, "stream": True}}
+    return shown
 
 
 def _json(name: str) -> dict[str, Any]:

@@ -63,6 +63,7 @@ _SAMPLING = {
 SHOAL = accepts(
     {
         "sampling": enum("as_sent"),
+        "seed": integer(0, MAX_SEED),
         "determinism": enum("exact", "best_effort"),
         "ignore_eos": BOOLEAN,
         "stop_token_ids": array(COUNT, high=MAX_STOP_TOKENS),
@@ -104,13 +105,13 @@ MESSAGE = any_of(
     ),
     accepts({}, {"role": enum("tool"), "content": _CONTENT, "tool_call_id": STRING}),
 )
-_NAME = {"type": "string", "minLength": 1, "pattern": "^[a-zA-Z0-9_-]+$"}
+TOOL_NAME = {"type": "string", "minLength": 1, "pattern": "^[a-zA-Z0-9_-]+$"}
 TOOL = accepts(
     {},
     {
         "type": enum("function"),
         "function": accepts(
-            {"description": STRING, "parameters": {"type": "object"}, "strict": BOOLEAN}, {"name": _NAME}
+            {"description": STRING, "parameters": {"type": "object"}, "strict": BOOLEAN}, {"name": TOOL_NAME}
         ),
     },
 )
@@ -118,7 +119,7 @@ _TOOL_CHOICE = any_of(
     enum("none", "auto", "required"),
     accepts({}, {"type": enum("function"), "function": accepts({}, {"name": STRING})}),
 )
-_EFFORT = any_of(integer(1, 100), enum("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"))
+EFFORT = any_of(integer(1, 100), enum("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"))
 _STOP = any_of({"type": "string", "minLength": 1}, array({"type": "string", "minLength": 1}, high=MAX_STOPS))
 
 CHAT = accepts(
@@ -133,7 +134,7 @@ CHAT = accepts(
         "tool_choice": _TOOL_CHOICE,
         "parallel_tool_calls": BOOLEAN,
         "thinking": accepts({"budget_tokens": COUNT}, {"type": enum("enabled", "disabled", "adaptive")}),
-        "reasoning_effort": _EFFORT,
+        "reasoning_effort": EFFORT,
         "response_format": ref("ResponseFormat"),
     },
     {"model": _MODEL, "messages": array(ref("Message"), low=1)},

@@ -97,3 +97,8 @@ def answers(fields: Mapping[str, Schema], optional: Mapping[str, Schema] | None 
         "required": list(fields),
         "additionalProperties": False,
     }
+
+
+def typed_event(name: str, fields: Mapping[str, Schema]) -> Schema:
+    """The data of an event that says its own type."""
+    return answers({"type": enum(name), **fields})
