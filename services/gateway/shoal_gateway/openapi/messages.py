@@ -41,7 +41,11 @@ _TOOL = accepts(
     {"name": TOOL_NAME, "input_schema": {"type": "object"}},
     ignored=("cache_control",),
 )
-_CHOICE = accepts({"name": STRING, "disable_parallel_tool_use": BOOLEAN}, {"type": enum("auto", "any", "tool", "none")})
+_PARALLEL = {"disable_parallel_tool_use": BOOLEAN}
+_CHOICE = any_of(
+    accepts(_PARALLEL, {"type": enum("auto", "any", "none")}),
+    accepts(_PARALLEL, {"type": enum("tool"), "name": STRING}),
+)
 _OUTPUT = accepts(
     {"effort": EFFORT, "format": accepts({}, {"type": enum("json_schema"), "schema": {"type": "object"}})}
 )

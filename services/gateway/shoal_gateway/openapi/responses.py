@@ -35,10 +35,8 @@ _ITEM = any_of(
     accepts({}, {"role": _ROLE, "content": any_of(STRING, array(_PART))}),
     accepts({"content": array(_THOUGHT)}, {"type": enum("reasoning")}),
     accepts({}, {"type": enum("function_call"), "call_id": STRING, "name": STRING, "arguments": STRING}),
-    accepts(
-        {},
-        {"type": enum("function_call_output"), "call_id": STRING, "output": any_of(STRING, array(_PART))},
-    ),
+    accepts({}, {"type": enum("function_call_output"), "call_id": STRING, "output": any_of(STRING, array(_PART))}),
+    {"type": "object", "description": "What is none of these is ignored."},
 )
 _FUNCTION = accepts(
     {"description": STRING, "parameters": {"type": "object"}, "strict": BOOLEAN},
