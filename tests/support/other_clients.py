@@ -17,7 +17,7 @@ _BIN = REPOSITORY / ".venv-clients" / "bin"
 def run_client(
     program: str, arguments: Sequence[str], *, http: str, folder: Path, timeout_s: float = 240.0
 ) -> subprocess.CompletedProcess[str]:
-    """What a program of .venv-clients did in `folder`; GATEWAY_HTTP is `http`. Raises AssertionError if it is missing."""
+    """What a program of .venv-clients did in `folder`; GATEWAY_HTTP is `http`. Raises AssertionError if missing."""
     executable = _BIN / program
     are_there = executable.exists() and (CASES / "node_modules").exists()
     assert are_there, "other people's clients are not installed: make install-clients"
