@@ -111,6 +111,21 @@ def test_text_may_end_in_calls(text: str, is_taken: bool) -> None:
     assert takes(matcher(ConstraintKind.STRUCTURAL_TAG, tag("auto")), text) is is_taken
 
 
+@pytest.mark.parametrize(
+    ("text", "is_taken"),
+    [
+        ("\n\n<｜DSML｜ calls>\n" + invoke("none") + CALLS_END, True),
+        ("\n\n<｜DSML｜ calls>\n" + invoke("none") * 2 + CALLS_END, True),
+        ("\n\n<｜DSML｜ calls>\n" + invoke("storm") + CALLS_END, False),
+        ("hi\n\n<｜DSML｜ calls>\n" + invoke("none") + CALLS_END, False),
+        (invoke("none") + CALLS_END, False),
+        ("", False),
+    ],
+)
+def test_any_tool_is_called_where_the_prompt_has_not_begun_it(text: str, is_taken: bool) -> None:
+    assert takes(matcher(ConstraintKind.STRUCTURAL_TAG, tag("any")), text) is is_taken
+
+
 def test_text_beside_calls_may_be_held_to_a_schema() -> None:
     block = "\n\n<｜DSML｜ calls>\n" + invoke("none") + CALLS_END
     for text, is_taken in [
