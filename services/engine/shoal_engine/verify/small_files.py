@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 MOST_BYTES = 1 << 20
@@ -30,6 +31,19 @@ def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     if len(data) > most_bytes:
         raise BadFile(f"has more than {most_bytes} bytes")
     return data
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file in one move: who reads it meanwhile has the old one or the new one. Raises OSError."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".new-", delete=False) as file:
+        try:
+            file.write(text)
+            file.close()
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def parse_json(data: bytes | str) -> object:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shoal_engine.verify.cost import MOST_COUNT, MOST_SECONDS, CostTable
-from shoal_engine.verify.small_files import BadFile, member, number, numbers, parse_json, read_small, whole
+from shoal_engine.verify.small_files import (
+    BadFile,
+    member,
+    number,
+    numbers,
+    parse_json,
+    read_small,
+    replace_file,
+    whole,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +68,7 @@ class CostStore:
         path = self._path(key)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=self._directory, prefix=".costs-", delete=False
-            ) as file:
-                try:
-                    file.write(json.dumps(values, indent=1))
-                    file.close()
-                    os.replace(file.name, path)
-                except BaseException:
-                    Path(file.name).unlink(missing_ok=True)
-                    raise
+            replace_file(path, json.dumps(values, indent=1))
         except OSError as error:
             logger.warning("cost table not kept", extra={"path": str(path), "error": str(error)})
 
