@@ -105,7 +105,8 @@ def configure_tracing(*, service: str, instance: str, otlp_endpoint: str | None)
 def inject() -> dict[str, str]:
     """Headers (`traceparent`, ...) that carry the current trace context to another process."""
     headers: dict[str, str] = {}
-    propagate.inject(headers)
+    if otel_context.get_current():
+        propagate.inject(headers)
     return headers
 
 

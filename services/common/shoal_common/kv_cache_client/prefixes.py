@@ -114,7 +114,8 @@ class PrefixCache:
         lease_s: float,
     ) -> None:
         self._channels, self._puller, self._nodes, self._owner_id = channels, puller, nodes, owner_id
-        self._acquire_timeout_s, self._pull_timeout_s, self._lease_s = acquire_timeout_s, pull_timeout_s, lease_s
+        self._acquire_timeout_s, self._pull_timeout_s = acquire_timeout_s, pull_timeout_s
+        self._time_to_live = Duration(seconds=round(lease_s))
         self._caller = StreamCaller(ssl_context=puller.ssl_context)
         self._calls = NodeCalls(puller, self._caller)
         self._ended = ReleaseQueue(self._release_all)
@@ -151,7 +152,7 @@ class PrefixCache:
             tenant_tag=tenant_tag,
             block_hashes=hashes,
             max_hit_tokens=max_hit_tokens,
-            time_to_live=Duration(seconds=round(self._lease_s)),
+            time_to_live=self._time_to_live,
             offer=self._puller.offer,
             want_replay=want_replay,
             blocks_only=blocks_only,

@@ -1,15 +1,18 @@
-"""A chain that lies in memory as it was put: found without an array, in half of the time."""
+"""A chain that lies in memory: told by lists, as its answer is, in half of the time that arrays take."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal_kv_cache.core.entries import SEGMENT_BLOCKS, Form, Group
 from shoal_kv_cache.core.found import Usable
 
 
 class InMemory(NamedTuple):
-    """The leading visible blocks of a chain, one at least, whose rows follow each other and all have copies in memory.
+    """The leading visible blocks of a chain, one at least, which all have copies in memory.
 
     rows        as in Found
     slabs       first slab of each
@@ -20,7 +23,7 @@ class InMemory(NamedTuple):
 
     group: Group
     first_index: int
-    rows: range
+    rows: range | NDArray[np.uint32]
     slabs: list[int]
     checksums: list[int]
     form: Form
@@ -37,4 +40,5 @@ class InMemory(NamedTuple):
         if not count:
             return []
         rows = self.rows[:count]
-        return [*rows[SEGMENT_BLOCKS - 1 - self.first_index % SEGMENT_BLOCKS : -1 : SEGMENT_BLOCKS], rows[-1]]
+        ends = rows[SEGMENT_BLOCKS - 1 - self.first_index % SEGMENT_BLOCKS : -1 : SEGMENT_BLOCKS]
+        return [*map(int, ends), int(rows[-1])]

@@ -105,9 +105,9 @@ class Index:
     def find_in_memory(
         self, group: Group, hashes: Sequence[bytes], first_index: int, *, max_blocks: int
     ) -> InMemory | None:
-        """The same in half of the time, where all that would be found is in memory, in rows that follow each other.
+        """The same in half of the time, where all that would be found is in memory.
 
-        max_blocks: bounds the usable prefix. None where it is not so, or not known to be. Touches nothing.
+        max_blocks: bounds the usable prefix. None where it is not so. Touches nothing.
         """
         return self._lookup.find_in_memory(group, hashes, first_index, max_blocks)
 

@@ -118,45 +118,33 @@ class Lookup:
     ) -> InMemory | None:
         """The same where it is simple: see InMemory. None says nothing; `find` does."""
         record = self._groups.find(group)
-        reached = self.reach(group, hashes, first_index) if record is not None else None
-        if not reached or record is None or record.block_form is None:
+        rows = self._path(group, hashes, first_index) if record is not None else range(0)
+        if not len(rows) or record is None or record.block_form is None:
             return None
         table = self._table
-        count, last = reached[-1]
-        begin, end = last + 1 - count, last + 1
-        if begin <= 0 or not self._are_in_sequence(
-            begin, end, hashes if count == len(hashes) else hashes[:count], first_index
-        ):
-            return None
-        places = table.places[RAM].at
-        slabs = places[begin:end].tolist()
-        children = table.first_child
-        snapshots = table.state.array.take(children.array[begin:end]).tobytes().translate(_SNAPSHOTS)
-        at = snapshots.rfind(1)
-        while at >= 0:
-            if places[children.at[begin + at]] == NO_SLAB:
-                return None
-            at = snapshots.rfind(1, 0, at)
+        places, children = table.places[RAM], table.first_child
+        if isinstance(rows, range):
+            begin, end = rows.start, rows.stop
+            slabs, checksums = places.at[begin:end].tolist(), table.checksum.at[begin:end].tolist()
+            firsts = children.array[begin:end]
+        else:
+            slabs, checksums = places.array[rows].tolist(), table.checksum.array[rows].tolist()
+            firsts = children.array[rows]
         if NO_SLAB in slabs:
             return None
-        bound = min(first_index + count, max_blocks)
+        snapshots = table.state.array.take(firsts).tobytes().translate(_SNAPSHOTS)
+        at = snapshots.rfind(1)
+        while at >= 0:
+            if places.at[children.at[rows[at]]] == NO_SLAB:
+                return None
+            at = snapshots.rfind(1, 0, at)
+        present = first_index + len(rows)
+        bound = min(present, max_blocks)
         at = snapshots.rfind(1, 0, max(0, bound - first_index))
-        snapshot = self._snapshot(begin + at) if at >= 0 else None
-        hit = first_index + at + 1 if at >= 0 else 0
-        return InMemory(
-            group,
-            first_index,
-            range(begin, end),
-            slabs,
-            table.checksum.at[begin:end].tolist(),
-            record.block_form,
-            Usable(
-                hit * BLOCK_TOKENS,
-                bound * BLOCK_TOKENS if bound > hit else 0,
-                (first_index + count) * BLOCK_TOKENS,
-                snapshot,
-            ),
-        )
+        snapshot, hit = (self._snapshot(int(rows[at])), first_index + at + 1) if at >= 0 else (None, 0)
+        replay = bound if bound > hit else 0
+        usable = Usable(hit * BLOCK_TOKENS, replay * BLOCK_TOKENS, present * BLOCK_TOKENS, snapshot)
+        return InMemory(group, first_index, rows, slabs, checksums, record.block_form, usable)
 
     def held(self, row: int) -> Held:
         """All that is known of a visible row."""
