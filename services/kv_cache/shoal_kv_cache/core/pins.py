@@ -38,7 +38,7 @@ class Pins:
 
         Raises TooManyLeases, then pins nothing.
         """
-        pins = found.ends(block_count) if isinstance(found, InMemory) else _ends(found, block_count)
+        pins = found.ends(block_count) if isinstance(found, InMemory) else ends(found, block_count)
         if snapshot is not None:
             pins.append(snapshot.row)
         lease = self._pin(lease_id, owner_id, ends_at_s, pins)
@@ -71,7 +71,7 @@ class Pins:
         return lease
 
 
-def _ends(found: Found, block_count: int) -> list[int]:
+def ends(found: Found, block_count: int) -> list[int]:
     """The rows to pin so that the leading blocks stay.
 
     Leaf-first eviction keeps what stands before a pinned block; where a copy in memory is missing, nothing does.
