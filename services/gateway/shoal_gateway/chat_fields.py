@@ -20,8 +20,8 @@ MAX_SEED = 2**64 - 1
 MAX_STOP_TOKENS = 64
 MAX_USER_ID_BYTES = 512
 MAX_CACHE_POINTS = 8
-_MAX_MESSAGE_INDEX = 2**31
-_MAX_BIASES = 1024
+MAX_MESSAGE_INDEX = 2**31
+MAX_BIASES = 1024
 MAX_BAD_WORD_BYTES = 1024
 _EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids", "determinism"})
 _EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs", "seed", "cache_points"}
@@ -108,6 +108,13 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     )
 
 
+def refuse_cache_points(fields: ChatFields) -> ChatFields:
+    """`fields`, of an API whose messages are not those of the prompt one by one. Raises InvalidArgument."""
+    if fields.cache_points:
+        raise InvalidArgument.at("shoal.cache_points", "is supported by Chat Completions only")
+    return fields
+
+
 def recipe_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
     """The body as the recipe takes it: one choice, its own model name, an effort it has a name for."""
     inner = {key: value for key, value in body.items() if key not in _OURS}
@@ -149,7 +156,7 @@ def _cache_points(extension: Fields) -> tuple[int, ...]:
     name = extension.name("cache_points")
     entries = {f"[{index}]": one for index, one in enumerate(extension.items("cache_points", MAX_CACHE_POINTS))}
     checked = Fields(entries, name)
-    indices = [checked.integer(key, 0, _MAX_MESSAGE_INDEX) for key in entries]
+    indices = [checked.integer(key, 0, MAX_MESSAGE_INDEX) for key in entries]
     if None in indices:
         raise InvalidArgument.at(name, "must be a list of message indices")
     return tuple(index for index in indices if index is not None)
@@ -162,6 +169,8 @@ def _bad_words(extension: Fields, vocab_size: int) -> tuple[str | tuple[int, ...
     words: list[str | tuple[int, ...]] = []
     for index, one in enumerate(given):
         entry = Fields({f"[{index}]": one}, name)
+        if one in ("", []):
+            raise InvalidArgument.at(entry.name(f"[{index}]"), "must not be empty")
         if isinstance(one, str):
             words.append(entry.text(f"[{index}]", MAX_BAD_WORD_BYTES) or "")
         else:
@@ -175,8 +184,8 @@ def _logit_bias(body: dict[str, Any], vocab_size: int) -> dict[int, float]:
         return {}
     if not isinstance(biases, dict):
         raise InvalidArgument.at("logit_bias", "must be an object of token id to bias")
-    if len(biases) > _MAX_BIASES:
-        raise InvalidArgument.at("logit_bias", f"must have at most {_MAX_BIASES} entries")
+    if len(biases) > MAX_BIASES:
+        raise InvalidArgument.at("logit_bias", f"must have at most {MAX_BIASES} entries")
     values = Fields(biases, "logit_bias.")
     checked = {}
     for key in biases:

@@ -10,9 +10,11 @@ from typing import Any
 from deepseek_recipe import ConversationRequest
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
-from shoal_common.constraints import ConstraintKind, OutputConstraint, invalid, normalise
+from shoal_common.constraints import MAX_TEXT_BYTES, ConstraintKind, OutputConstraint, invalid, normalise
 from shoal_common.constraints.wire import constraint_message, kind_and_text
 from shoal_common.errors import InvalidArgument, MeshError
+
+from shoal_gateway.fields import Fields
 
 _TOOLS_FIELD = "tools"
 _DEFINITIONS = ("$defs", "definitions")
@@ -31,6 +33,11 @@ class ConstraintFields:
     def regex(self) -> str:
         """A regular expression."""
         return f"{self.form}.regex"
+
+
+_COMPLETION_FIELDS = ConstraintFields(
+    form="response_format", schema="response_format.json_schema.schema", parameters=""
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +70,28 @@ def of_message(message: sampling_pb2.Constraint, field: str, start_after_ids: tu
     return _asked(kind, text, where, start_after_ids)
 
 
+def of_response_format(value: Any) -> AskedConstraint | None:
+    """Of a completions request, whose text is held to it from its first token. Raises ConstraintInvalid."""
+    fields = Fields({_COMPLETION_FIELDS.form: value}).mapping(_COMPLETION_FIELDS.form)
+    kind = fields.text("type", 64) if fields else "text"
+    if fields is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return _asked(ConstraintKind.JSON_OBJECT, "", _COMPLETION_FIELDS.form, ())
+    if kind == "json_schema":
+        named = fields.mapping("json_schema")
+        if named is None or named.mapping("schema") is None:
+            raise invalid(_COMPLETION_FIELDS.schema, "is required")
+        schema = value["json_schema"]["schema"]
+        return _asked(ConstraintKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), _COMPLETION_FIELDS.schema, ())
+    if kind == "regex":
+        regex = fields.text("regex", MAX_TEXT_BYTES)
+        if regex is None:
+            raise invalid(_COMPLETION_FIELDS.regex, "is required")
+        return _asked(ConstraintKind.REGEX, regex, _COMPLETION_FIELDS.regex, ())
+    raise invalid(f"{_COMPLETION_FIELDS.form}.type", "must be one of text, json_object, json_schema and regex")
+
+
 def of_conversation(
     converted: ConversationRequest,
     *,
@@ -70,12 +99,14 @@ def of_conversation(
     sent_schemas: Mapping[str, Any],
     strict_tools: str | None,
     is_parallel: bool,
+    demands_call: bool,
     start_after_ids: tuple[int, ...],
 ) -> AskedConstraint | None:
     """Of a conversation, as the recipe understands its response format and tools. Raises ConstraintInvalid.
 
     sent_schemas   by the name of a tool, the client's own schema, which the recipe has taken
     strict_tools   the recipe's list of tools where the one that came with the conversation does not say who is strict
+    demands_call   some tool must be called, though the recipe's prompt does not begin a call
     """
     wanted = converted.inference_options.output_constraint
     if wanted is None:
@@ -91,7 +122,8 @@ def of_conversation(
     if wanted.kind in ("tool_call", "tool_call_required"):
         listed = json.loads(wanted.schema if strict_tools is None else strict_tools)
         tools = [_with_sent_definitions(tool["function"], sent_schemas) for tool in listed]
-        tag = _tag(converted, tools, fields, wanted.kind == "tool_call_required", is_parallel)
+        choice = "required" if wanted.kind == "tool_call_required" else "any" if demands_call else "auto"
+        tag = _tag(converted, tools, fields, choice, is_parallel)
         return None if tag is None else _asked_tag(tag, fields, start_after_ids)
     raise invalid(fields.form, f"{wanted.kind} is not supported")
 
@@ -100,22 +132,22 @@ def _tag(
     converted: ConversationRequest,
     functions: list[dict[str, Any]],
     fields: ConstraintFields,
-    is_required: bool,
+    choice: str,
     is_parallel: bool,
 ) -> dict[str, Any] | None:
     """The structural tag; None where nothing is asked for beyond what the model does by itself."""
-    tag: dict[str, Any] = {"type": "tool_calls", "choice": "required" if is_required else "auto"}
+    tag: dict[str, Any] = {"type": "tool_calls", "choice": choice}
     if not is_parallel:
         tag["parallel"] = False
     # Arguments of a tool that is not strict are the model's own affair.
     tag["tools"] = [
         {"name": one["name"], **({"parameters": one["parameters"]} if one.get("strict") else {})} for one in functions
     ]
-    content = None if is_required else _content(converted, fields)
+    content = _content(converted, fields) if choice == "auto" else None
     if content is not None:
         tag["content"] = content
     is_strict = any(one.get("strict") for one in functions)
-    return tag if is_required or is_strict or content is not None else None
+    return tag if choice != "auto" or is_strict or content is not None else None
 
 
 def _content(converted: ConversationRequest, fields: ConstraintFields) -> Any:

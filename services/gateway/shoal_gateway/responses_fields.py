@@ -6,7 +6,14 @@ from typing import Any
 
 from shoal_common.errors import InvalidArgument
 
-from shoal_gateway.chat_fields import MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL, ChatFields, read_chat_fields
+from shoal_gateway.chat_fields import (
+    MAX_TOKENS,
+    MAX_USER_ID_BYTES,
+    RECIPE_MODEL,
+    ChatFields,
+    read_chat_fields,
+    refuse_cache_points,
+)
 from shoal_gateway.fields import Fields
 
 _AS_IN_CHAT = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "seed", "ignore_eos")
@@ -14,8 +21,8 @@ _AS_IN_CHAT_TOO = ("shoal", "user_id")
 _OURS = frozenset({"model", "stream", "stream_options", "seed", "ignore_eos", "shoal"})
 _STORED = ("previous_response_id", "conversation", "prompt")
 _NOT_STORED = "answers are not stored here: send the whole conversation as input"
-_MAX_METADATA = 16
-_MAX_METADATA_BYTES = 512
+MAX_METADATA = 16
+MAX_METADATA_BYTES = 512
 
 
 def read_responses_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
@@ -25,10 +32,7 @@ def read_responses_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     as_chat: dict[str, Any] = {name: body.get(name) for name in _AS_IN_CHAT + _AS_IN_CHAT_TOO}
     as_chat["max_tokens"] = top.integer("max_output_tokens", 1, MAX_TOKENS)
     as_chat["reasoning_effort"] = (top.mapping("reasoning") or Fields({})).effort_number("effort")
-    fields = read_chat_fields(as_chat, vocab_size)
-    if fields.cache_points:
-        raise InvalidArgument.at("shoal.cache_points", "is for Chat Completions: its messages are the prompt's")
-    return fields
+    return refuse_cache_points(read_chat_fields(as_chat, vocab_size))
 
 
 def responses_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
@@ -49,9 +53,9 @@ def echoed(body: dict[str, Any]) -> dict[str, Any]:
     metadata = top.mapping("metadata")
     if metadata is not None:
         sent = body["metadata"]
-        if len(sent) > _MAX_METADATA:
-            raise InvalidArgument.at("metadata", f"must have at most {_MAX_METADATA} entries")
-        values["metadata"] = {key: metadata.text(key, _MAX_METADATA_BYTES) for key in sent}
+        if len(sent) > MAX_METADATA:
+            raise InvalidArgument.at("metadata", f"must have at most {MAX_METADATA} entries")
+        values["metadata"] = {key: metadata.text(key, MAX_METADATA_BYTES) for key in sent}
     effort = (top.mapping("reasoning") or Fields({})).effort_number("effort")
     if effort is not None:
         values["reasoning"] = {"effort": effort, "summary": None}
