@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from shoal.common.v1 import sampling_pb2
 from shoal.common.v1.tokens_pb2 import TokenIds
@@ -182,6 +183,25 @@ def test_a_prompt_s_tokens_are_reported_as_offline_and_not_beyond_the_replay(cli
     with pytest.raises(InvalidArgument) as refused:
         offline.generate(prompt_token_ids=[prompt_of(29, seed=91)], sampling_params=OfflineParams(prompt_logprobs=2))
     assert refused.value.reason == "PROMPT_LOGPROBS_NEED_FULL_REPLAY"
+
+
+def test_a_repeated_prompt_is_reported_over_http_as_over_grpc(whole: Mesh, client: Client) -> None:
+    prompt = prompt_of(28, seed=91)
+    sampling = SamplingParams(prompt_logprobs=2, top_logprobs=2, max_tokens=3, seed=1, ignore_eos=True)
+    told = client.generate(generation(prompt, sampling=sampling)).choices[0].output
+    body = {"model": "deepseek-flash", "prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": 3, "seed": 1}
+    url = f"{whole.http}/v1/completions"
+    answer = httpx.post(url, json={**body, "ignore_eos": True}, timeout=30)
+    (choice,) = answer.json()["choices"]
+    shown = choice["logprobs"]
+    wanted = [p.emitted.logprob for p in [*told.prompt_logprobs, *told.logprobs]]
+    assert shown["token_logprobs"] == [None, *(pytest.approx(one) for one in wanted)]
+    assert shown["top_logprobs"][0] is None
+    assert {len(best) for best in shown["top_logprobs"][1:]} <= {2, 3}
+    beyond = httpx.post(url, json={**body, "prompt": prompt_of(29, seed=91)}, timeout=30)
+    assert (beyond.status_code, beyond.json()["error"]["code"]) == (400, "prompt_logprobs_need_full_replay")
+    unscored = httpx.post(url, json={**body, "prompt": prompt_of(29, seed=91), "logprobs": None}, timeout=30)
+    assert unscored.status_code == 200
 
 
 def test_a_bad_word_that_is_forced_is_the_caller_s_mistake(client: Client) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from deepseek_recipe import Tokenizer
 from shoal.common.v1 import sampling_pb2
 from shoal_common import request_scope
 from shoal_common.errors import Draining
 
+from shoal_gateway.answer_group import AnswerGroup, wait_event
 from shoal_gateway.attempt import Workers
 from shoal_gateway.encode import Prepared
 from shoal_gateway.metrics import GatewayMetrics
@@ -25,9 +26,9 @@ from shoal_gateway.running import Running, Timeouts
 class Answer:
     """One answer for one reader. Use as `async with`: leaving the block ends the request wherever it is."""
 
-    def __init__(self, request_id: str, prepared: Prepared) -> None:
+    def __init__(self, request_id: str, prepared: Prepared, changed: asyncio.Event) -> None:
         self.request_id, self.prepared = request_id, prepared
-        self._changed = asyncio.Event()
+        self._changed = changed
         self._reader: OutputReader
         self._running: Running
         self._unacknowledged: dict[int, int] = {}
@@ -69,17 +70,18 @@ class Answer:
 
         Call until `is_finished`. Raises the MeshError that ended the request, once everything before it is read.
         """
-        self._acknowledge()
-        if not self._reader.has_arrived:
-            if self._running.error is not None:
-                raise self._running.error
-            self._changed.clear()
-            try:
-                # Not wait_for: that one loses a cancellation that comes together with the event.
-                async with asyncio.timeout(timeout_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                return []
+        self.acknowledge()
+        if not self.has_news and not await wait_event(self._changed, timeout_s):
+            return []
+        return self.take()
+
+    @property
+    def has_news(self) -> bool:
+        """There is output to read, or an error."""
+        return self._reader.has_arrived or self._running.error is not None
+
+    def take(self) -> list[ChoiceOutput]:
+        """What is there, without waiting; else as `read`."""
         outputs, ends = self._reader.read()
         reasons = {output.choice_index: output.finish_reason for output in outputs}
         for choice_index, end_index in ends:
@@ -93,10 +95,11 @@ class Answer:
 
     def close(self) -> None:
         """The reader leaves. Safe to repeat."""
-        self._acknowledge()
+        self.acknowledge()
         self._running.give_up()
 
-    def _acknowledge(self) -> None:
+    def acknowledge(self) -> None:
+        """What was read is delivered."""
         for choice_index, next_index in self._unacknowledged.items():
             self._running.taken(choice_index, next_index)
         self._unacknowledged.clear()
@@ -143,9 +146,7 @@ class Answers:
         if self._is_draining:
             raise Draining("the gateway is leaving", retry_after_s=1.0)
         if self.in_flight >= self._max_in_flight:
-            raise Overloaded(
-                f"{self.in_flight} requests are in flight here", retry_after_s=1.0, max_in_flight=self._max_in_flight
-            )
+            raise self._overloaded()
         self._preparing += 1
         self._idle.clear()
         try:
@@ -156,10 +157,29 @@ class Answers:
 
     async def open(self, prepared: Prepared) -> Answer:
         """Begin to answer an accepted request."""
+        return await self._open(prepared, asyncio.Event())
+
+    async def open_group(self, requests: Sequence[Prepared]) -> AnswerGroup:
+        """Begin to answer the requests of one accepted body, all or none. Raises Overloaded."""
+        if self.in_flight + len(requests) - 1 > self._max_in_flight:
+            raise self._overloaded()
+        changed = asyncio.Event()
+        opened: list[Answer] = []
+        try:
+            for prepared in requests:
+                opened.append(await self._open(prepared, changed))
+        except BaseException:
+            for answer in opened:
+                answer.close()
+            raise
+        request_scope.request_id.set(opened[0].request_id)
+        return AnswerGroup(opened, changed)
+
+    async def _open(self, prepared: Prepared, changed: asyncio.Event) -> Answer:
         chains = await self._chains.of_prompt(prepared.prompt_ids, prepared.user_id)
         request_id = secrets.token_hex(16)
         request_scope.request_id.set(request_id)
-        answer = Answer(request_id, prepared)
+        answer = Answer(request_id, prepared, changed)
         reader = OutputReader(
             prepared.choice_count,
             prepared.output,
@@ -198,6 +218,11 @@ class Answers:
         """End what is left: its clients hear why."""
         for running in list(self._held.values()):
             running.fail(Draining("the gateway is leaving", retry_after_s=1.0))
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(
+            f"{self.in_flight} requests are in flight here", retry_after_s=1.0, max_in_flight=self._max_in_flight
+        )
 
     def _ended(self, request_id: str) -> None:
         self._held.pop(request_id, None)

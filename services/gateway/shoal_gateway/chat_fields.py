@@ -19,7 +19,7 @@ MAX_TOKENS = 393_216
 MAX_SEED = 2**64 - 1
 MAX_STOP_TOKENS = 64
 MAX_USER_ID_BYTES = 512
-_MAX_BIASES = 1024
+MAX_BIASES = 1024
 MAX_BAD_WORD_BYTES = 1024
 _EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids", "determinism"})
 _EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs", "seed"}
@@ -147,6 +147,8 @@ def _bad_words(extension: Fields, vocab_size: int) -> tuple[str | tuple[int, ...
     words: list[str | tuple[int, ...]] = []
     for index, one in enumerate(given):
         entry = Fields({f"[{index}]": one}, name)
+        if one in ("", []):
+            raise InvalidArgument.at(entry.name(f"[{index}]"), "must not be empty")
         if isinstance(one, str):
             words.append(entry.text(f"[{index}]", MAX_BAD_WORD_BYTES) or "")
         else:
@@ -160,8 +162,8 @@ def _logit_bias(body: dict[str, Any], vocab_size: int) -> dict[int, float]:
         return {}
     if not isinstance(biases, dict):
         raise InvalidArgument.at("logit_bias", "must be an object of token id to bias")
-    if len(biases) > _MAX_BIASES:
-        raise InvalidArgument.at("logit_bias", f"must have at most {_MAX_BIASES} entries")
+    if len(biases) > MAX_BIASES:
+        raise InvalidArgument.at("logit_bias", f"must have at most {MAX_BIASES} entries")
     values = Fields(biases, "logit_bias.")
     checked = {}
     for key in biases:

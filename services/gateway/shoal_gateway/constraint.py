@@ -10,9 +10,11 @@ from typing import Any
 from deepseek_recipe import ConversationRequest
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
-from shoal_common.constraints import ConstraintKind, OutputConstraint, invalid, normalise
+from shoal_common.constraints import MAX_TEXT_BYTES, ConstraintKind, OutputConstraint, invalid, normalise
 from shoal_common.constraints.wire import constraint_message, kind_and_text
 from shoal_common.errors import InvalidArgument, MeshError
+
+from shoal_gateway.fields import Fields
 
 _TOOLS_FIELD = "tools"
 _DEFINITIONS = ("$defs", "definitions")
@@ -31,6 +33,11 @@ class ConstraintFields:
     def regex(self) -> str:
         """A regular expression."""
         return f"{self.form}.regex"
+
+
+_COMPLETION_FIELDS = ConstraintFields(
+    form="response_format", schema="response_format.json_schema.schema", parameters=""
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,28 @@ def of_message(message: sampling_pb2.Constraint, field: str, start_after_ids: tu
     kind, text = kind_and_text(message, field)
     where = f"{field}.{kind.value}"
     return _asked(kind, text, where, start_after_ids)
+
+
+def of_response_format(value: Any) -> AskedConstraint | None:
+    """Of a completions request, whose text is held to it from its first token. Raises ConstraintInvalid."""
+    fields = Fields({_COMPLETION_FIELDS.form: value}).mapping(_COMPLETION_FIELDS.form)
+    kind = fields.text("type", 64) if fields else "text"
+    if fields is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return _asked(ConstraintKind.JSON_OBJECT, "", _COMPLETION_FIELDS.form, ())
+    if kind == "json_schema":
+        named = fields.mapping("json_schema")
+        if named is None or named.mapping("schema") is None:
+            raise invalid(_COMPLETION_FIELDS.schema, "is required")
+        schema = value["json_schema"]["schema"]
+        return _asked(ConstraintKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), _COMPLETION_FIELDS.schema, ())
+    if kind == "regex":
+        regex = fields.text("regex", MAX_TEXT_BYTES)
+        if regex is None:
+            raise invalid(_COMPLETION_FIELDS.regex, "is required")
+        return _asked(ConstraintKind.REGEX, regex, _COMPLETION_FIELDS.regex, ())
+    raise invalid(f"{_COMPLETION_FIELDS.form}.type", "must be one of text, json_object, json_schema and regex")
 
 
 def of_conversation(

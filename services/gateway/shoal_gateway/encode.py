@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from deepseek_recipe import (
+    Conversation,
     ConversationRequest,
     ConversionError,
     ConversionOptions,
@@ -17,6 +18,7 @@ from deepseek_recipe import (
     SpecialToken,
     SpecialTokens,
     Tokenizer,
+    UserMessage,
 )
 from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import InvalidArgument
@@ -31,7 +33,7 @@ from shoal_gateway.served_model import ServedModel
 from shoal_gateway.text import OutputRecipe
 
 T = TypeVar("T")
-_LARGE_BODY_BYTES = 32 * 1024
+LARGE_BODY_BYTES = 32 * 1024
 """From here on encoding takes longer than a step should wait for: it goes to a thread."""
 _EFFORT_LINE = "Reasoning Effort: {} (range 1-100,"
 _EFFORT_AT = 2
@@ -103,6 +105,8 @@ class Encoder:
         self._strict_options = self._options.with_reasoning_content_behavior(ReasoningContentBehavior.Reject)
         self._encoding = DeepseekV41Encoding().with_special_tokens(special).with_tokenizer(tokenizer)
         self._effort_ids = tokenizer.encode(_EFFORT_LINE.format(75))
+        # Begin-of-sequence and User; Assistant and the end of a thought that there was none of.
+        self._frame = self._as_user("")
         self._thinking_end = tuple(tokenizer.encode(special.token(SpecialToken.ThinkingEnd)))
 
     @property
@@ -116,7 +120,7 @@ class Encoder:
 
     async def chat(self, body: dict[str, Any], size_bytes: int, dialect: Dialect = CHAT_DIALECT) -> PreparedChat:
         """`chat_now`, on a thread where the body is large. The recipe lets other threads run."""
-        if size_bytes < _LARGE_BODY_BYTES:
+        if size_bytes < LARGE_BODY_BYTES:
             return self.chat_now(body, dialect)
         return await asyncio.to_thread(self.chat_now, body, dialect)
 
@@ -165,7 +169,7 @@ class Encoder:
             fields = dialect.read(body, self.model)
             return len(self._conversation(dialect, fields, body, self._options).prompt_ids)
 
-        return count() if size_bytes < _LARGE_BODY_BYTES else await asyncio.to_thread(count)
+        return count() if size_bytes < LARGE_BODY_BYTES else await asyncio.to_thread(count)
 
     def thinking_end(self, converted: ConversationRequest) -> tuple[int, ...]:
         """Tokens behind which the answer proper begins; none where it begins at once."""
@@ -181,6 +185,16 @@ class Encoder:
             return self.tokenizer.encode(text)
         except UnicodeEncodeError as error:
             raise InvalidArgument("the text is not valid Unicode", reason="INVALID_TEXT") from error
+
+    def plain_text(self, text: str) -> list[int]:
+        """Ids of text as a prompt holds what a user wrote: no spelling becomes a special token."""
+        ids = _of_recipe(lambda: self._as_user(text))
+        if (ids[:2], ids[-2:]) != (self._frame[:2], self._frame[2:]):
+            raise RuntimeError("the recipe's prompt does not hold the text between two tokens and two")
+        return ids[2:-2]
+
+    def _as_user(self, text: str) -> list[int]:
+        return self._encoding.encode(Conversation([UserMessage(text)], thinking_mode=False))
 
     def _max_tokens(self, converted: ConversationRequest, fields: ChatFields, prompt_tokens: int) -> int:
         context = self.context_tokens

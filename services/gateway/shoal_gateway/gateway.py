@@ -18,6 +18,8 @@ from shoal_gateway.frames_client import FramesClient
 from shoal_gateway.grpc_servicer import InferenceServicer
 from shoal_gateway.http.app import App
 from shoal_gateway.http.chat import Chat
+from shoal_gateway.http.completions import Completions
+from shoal_gateway.http.description import Description
 from shoal_gateway.http.endpoint import Endpoint
 from shoal_gateway.http.exchange import Handler
 from shoal_gateway.http.form import Prepare
@@ -35,6 +37,7 @@ from shoal_gateway.served_model import ServedModel
 _SEED_BITS = 53
 """Drawn seeds survive clients whose numbers are doubles."""
 _ANTHROPIC_BASES = ("", "/anthropic")
+_BETA_BASES = ("", "/beta")
 
 
 class Gateway:
@@ -86,10 +89,12 @@ class Gateway:
                 self.answers, counted, prepare, keep_alive_s=config.keep_alive_s, admission_s=config.admission_s
             )
 
+        chat, completions = endpoint(Chat(encoder).prepare), endpoint(Completions(encoder).prepare)
         messages = Messages(encoder)
         answering = endpoint(messages.prepare)
         posts: dict[str, Handler] = {
-            "/chat/completions": endpoint(Chat(encoder).prepare),
+            **{f"{base}/chat/completions": chat for base in _BETA_BASES},
+            **{f"{base}/completions": completions for base in _BETA_BASES},
             "/responses": endpoint(Responses(encoder).prepare),
             **{f"{base}/messages": answering for base in _ANTHROPIC_BASES},
             **{f"{base}/messages/count_tokens": messages.count_tokens for base in _ANTHROPIC_BASES},
@@ -126,8 +131,11 @@ def _routes(
         **{path: {"POST": handler} for path, handler in posts.items()},
         "/models": {"GET": models.list_all},
         "/models/": {"GET": models.get},
+        "/beta/models": {"GET": models.list_all},
+        "/beta/models/": {"GET": models.get},
         "/tokenize": {"POST": tokens.tokenize},
         "/detokenize": {"POST": tokens.detokenize},
+        "/openapi.json": {"GET": Description().get},
         "/healthz": {"GET": health.alive},
         "/health": {"GET": health.alive},
         "/live": {"GET": health.alive},

@@ -9,14 +9,14 @@ from shoal_gateway.fields import Fields
 
 _AS_IN_CHAT = ("model", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos", "shoal")
 _OURS = frozenset({"model", "max_tokens", "metadata", "stream", "seed", "ignore_eos", "shoal"})
-_MAX_SENT_TOKENS = 2**53
+MAX_SENT_TOKENS = 2**53
 """More than the model can write is lowered, as the hosted API does."""
 
 
 def read_messages_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     """The fields of a Messages request. Raises InvalidArgument, which names the field."""
     top = Fields(body)
-    max_tokens = top.integer("max_tokens", 1, _MAX_SENT_TOKENS)
+    max_tokens = top.integer("max_tokens", 1, MAX_SENT_TOKENS)
     metadata = top.mapping("metadata") or Fields({})
     choice = top.mapping("tool_choice") or Fields({})
     as_chat: dict[str, Any] = {name: body.get(name) for name in _AS_IN_CHAT}

@@ -14,8 +14,8 @@ _AS_IN_CHAT_TOO = ("shoal", "user_id")
 _OURS = frozenset({"model", "stream", "stream_options", "seed", "ignore_eos", "shoal"})
 _STORED = ("previous_response_id", "conversation", "prompt")
 _NOT_STORED = "answers are not stored here: send the whole conversation as input"
-_MAX_METADATA = 16
-_MAX_METADATA_BYTES = 512
+MAX_METADATA = 16
+MAX_METADATA_BYTES = 512
 
 
 def read_responses_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
@@ -46,9 +46,9 @@ def echoed(body: dict[str, Any]) -> dict[str, Any]:
     metadata = top.mapping("metadata")
     if metadata is not None:
         sent = body["metadata"]
-        if len(sent) > _MAX_METADATA:
-            raise InvalidArgument.at("metadata", f"must have at most {_MAX_METADATA} entries")
-        values["metadata"] = {key: metadata.text(key, _MAX_METADATA_BYTES) for key in sent}
+        if len(sent) > MAX_METADATA:
+            raise InvalidArgument.at("metadata", f"must have at most {MAX_METADATA} entries")
+        values["metadata"] = {key: metadata.text(key, MAX_METADATA_BYTES) for key in sent}
     effort = (top.mapping("reasoning") or Fields({})).effort_number("effort")
     if effort is not None:
         values["reasoning"] = {"effort": effort, "summary": None}

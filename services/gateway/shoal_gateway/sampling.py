@@ -45,27 +45,52 @@ def chat_params(
     The recipe rewrites sampling as the hosted API does; while the model thinks, that API also ignores penalties and
     the like without a word. `as_sent` takes everything as the client sent it.
     """
-    params = sampling_pb2.SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=fields.ignore_eos)
-    params.stop_token_ids.extend(fields.stop_token_ids)
-    params.forced_ids.extend(fields.forced_ids)
-    if fields.prompt_logprobs is not None:
-        params.prompt_logprobs = fields.prompt_logprobs
+    params = _plain_params(fields, prompt_logprobs=fields.prompt_logprobs, seed=seed)
+    params.max_tokens = max_tokens
     if fields.min_tokens:
         params.min_tokens = min(fields.min_tokens, max_tokens)
     if recipe.logprobs:
         params.top_logprobs = recipe.top_logprobs or 0
     if fields.as_sent:
-        params.temperature = 1.0 if fields.temperature is None else fields.temperature
-        params.top_p = 1.0 if fields.top_p is None else fields.top_p
+        _set_sent(params, fields)
     else:
         params.temperature = _double(recipe.temperature, fields.temperature)
-        params.top_p = _double(recipe.top_p, fields.top_p)
-    if params.top_p == 0.0:
-        # Zero keeps the best token alone, which is what the smallest positive value keeps too.
-        params.top_p = 1e-9
+        _set_top_p(params, _double(recipe.top_p, fields.top_p))
     if fields.as_sent or not is_thinking:
         _extras(params, fields)
     return params
+
+
+def text_params(
+    fields: ChatFields, *, top_logprobs: int | None, prompt_logprobs: int | None, seed: int
+) -> sampling_pb2.SamplingParams:
+    """Parameters of a completion, all as the client sent them; how many tokens it may have is not among them."""
+    params = _plain_params(fields, prompt_logprobs=prompt_logprobs, seed=seed)
+    if top_logprobs is not None:
+        params.top_logprobs = top_logprobs
+    _set_sent(params, fields)
+    _extras(params, fields)
+    return params
+
+
+def _plain_params(fields: ChatFields, *, prompt_logprobs: int | None, seed: int) -> sampling_pb2.SamplingParams:
+    """What no API rewrites."""
+    params = sampling_pb2.SamplingParams(seed=seed, ignore_eos=fields.ignore_eos)
+    params.stop_token_ids.extend(fields.stop_token_ids)
+    params.forced_ids.extend(fields.forced_ids)
+    if prompt_logprobs is not None:
+        params.prompt_logprobs = prompt_logprobs
+    return params
+
+
+def _set_sent(params: sampling_pb2.SamplingParams, fields: ChatFields) -> None:
+    params.temperature = 1.0 if fields.temperature is None else fields.temperature
+    _set_top_p(params, 1.0 if fields.top_p is None else fields.top_p)
+
+
+def _set_top_p(params: sampling_pb2.SamplingParams, top_p: float) -> None:
+    # Zero keeps the best token alone, which is what the smallest positive value keeps too.
+    params.top_p = top_p or 1e-9
 
 
 def _extras(params: sampling_pb2.SamplingParams, fields: ChatFields) -> None:

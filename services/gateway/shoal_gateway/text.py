@@ -24,7 +24,7 @@ from shoal.common.v1 import sampling_pb2, tokens_pb2
 from shoal_gateway.journal import FinishReason
 from shoal_gateway.output_shape import CHAT, Chunk, OutputShape
 
-_LOWEST_LOGPROB = -9999.0
+LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot carry."""
 _NEVER = "\ue000\ue001shoal\ue002"
 """Private-use characters: the parser drops the end of a thought even where none is expected, so it gets no name."""
@@ -161,5 +161,5 @@ def _tokens_chunk(token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.Positi
 
 
 def _logprob(one: tokens_pb2.PositionLogprobs) -> tuple[float, list[tuple[int, float]]]:
-    top = [(each.token_id, max(each.logprob, _LOWEST_LOGPROB)) for each in one.top]
-    return max(one.emitted.logprob, _LOWEST_LOGPROB), top
+    top = [(each.token_id, max(each.logprob, LOWEST_LOGPROB)) for each in one.top]
+    return max(one.emitted.logprob, LOWEST_LOGPROB), top

@@ -143,7 +143,7 @@ def test_the_spelling_of_a_tag_s_token_cannot_come_out_of_other_tokens() -> None
     at = matcher(ConstraintKind.STRUCTURAL_TAG, tag("auto"))
     spelled = [token for char in "｜DSML｜" for token in ids_of(char)]
     assert DSML not in spelled
-    assert not all(at.accept(token) for token in spelled)
+    assert not all(at.commit(token) for token in spelled)
 
 
 def test_random_calls_are_read_back_with_arguments_that_validate() -> None:
@@ -229,7 +229,7 @@ def test_a_grammar_may_nest() -> None:
 def test_special_tokens_are_no_text(kind: ConstraintKind, text: str) -> None:
     at = matcher(kind, text)
     if kind is ConstraintKind.JSON_SCHEMA:
-        assert at.accept(ids_of('"')[0])
+        assert at.commit(ids_of('"')[0])
     ids = set(allowed(at).tolist())
     assert len(ids) > 1000
     assert not ids & {0, 2, 3, 4, 5, THINK_END, DSML, 8, 9, *range(3569, 4096)}
@@ -241,8 +241,8 @@ def test_the_end_is_allowed_exactly_where_the_text_is_complete() -> None:
     at = matcher(ConstraintKind.JSON_SCHEMA, '{"type":"integer"}')
     assert EOS not in allowed(at)
     for char, may_end in [("-", False), ("1", True), ("0", True)]:
-        assert at.accept(ids_of(char)[0])
+        assert at.commit(ids_of(char)[0])
         assert (EOS in allowed(at)) is may_end
-    assert at.accept(EOS)
+    assert at.commit(EOS)
     assert allowed(at).tolist() == [EOS]
-    assert not at.accept(ids_of("1")[0])
+    assert not at.commit(ids_of("1")[0])

@@ -16,7 +16,6 @@ from shoal_gateway.refusals import MethodNotAllowed, NoSuchPath
 
 logger = logging.getLogger(__name__)
 
-_MODEL = "/models/"
 _BASES = ("", "/anthropic", "/beta")
 """What may stand in front of a version."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -26,7 +25,7 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 class App:
     """The ASGI application. Every path answers with and without /v1, in front or behind the base of another API.
 
-    routes   path to method to handler; `/models/` takes whatever follows
+    routes   path to method to handler; a path that ends in `/` takes whatever follows
     """
 
     def __init__(
@@ -37,7 +36,8 @@ class App:
         read_timeout_s: float,
         write_timeout_s: float,
     ) -> None:
-        self._routes = routes
+        self.routes = routes
+        self._open_ended = tuple(path for path in routes if path.endswith("/"))
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
 
@@ -72,15 +72,16 @@ class App:
 
     def _handler(self, exchange: Exchange) -> Handler:
         path = _without_version(exchange.path)
-        if path.startswith(_MODEL) and len(path) > len(_MODEL):
-            path = _MODEL
-        methods = self._routes.get(path.rstrip("/") if path != _MODEL else path)
+        methods = self.routes.get(path.rstrip("/"))
+        if methods is None:
+            methods = next((self.routes[one] for one in self._open_ended if path.startswith(one)), None)
         if methods is None:
             raise_path = exchange.path if len(exchange.path) <= 200 else exchange.path[:200] + "..."
             raise NoSuchPath(f"nothing is served at {raise_path}")
         handler = methods.get(exchange.method)
         if handler is None:
-            raise MethodNotAllowed(f"{exchange.method} is not served here; {', '.join(sorted(methods))} is")
+            allowed = ", ".join(sorted(methods))
+            raise MethodNotAllowed(f"{exchange.method} is not served here; {allowed} is", allow=allowed)
         return handler
 
     async def _fail(self, exchange: Exchange, error: MeshError) -> None:

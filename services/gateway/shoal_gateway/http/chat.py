@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal_gateway.answer import Answer
 from shoal_gateway.encode import Encoder
-from shoal_gateway.http.form import PreparedAnswer
+from shoal_gateway.http.form import OpenAnswer, PreparedAnswer
 from shoal_gateway.http.forms.chat import ChatForm
 from shoal_gateway.sampling import applied
 
@@ -25,7 +24,7 @@ class Chat:
         request = prepared.request
         output = request.output
 
-        def form(answer: Answer) -> ChatForm:
+        def form(answer: OpenAnswer) -> ChatForm:
             return ChatForm(
                 answer_id=f"chatcmpl-{answer.request_id}",
                 model=prepared.model,

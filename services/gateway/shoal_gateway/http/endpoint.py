@@ -7,9 +7,9 @@ import time
 
 from shoal_common.errors import Internal, MeshError, SlowReader
 
-from shoal_gateway.answer import Answer, Answers
+from shoal_gateway.answer import Answers
 from shoal_gateway.http.exchange import Exchange
-from shoal_gateway.http.form import AnswerForm, Prepare
+from shoal_gateway.http.form import AnswerForm, OpenAnswer, Prepare, PreparedAnswer
 from shoal_gateway.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Endpoint:
         with self._answers.accepting():
             body, size_bytes = await exchange.json_object()
             prepared = await self._prepare(body, size_bytes)
-            answer = await self._answers.open(prepared.request)
+            answer = await self._open(prepared)
         async with answer, exchange.while_connected():
             form = prepared.form(answer)
             run = self._stream if prepared.is_stream else self._whole
@@ -63,7 +63,12 @@ class Endpoint:
                 last = form.error(known) if prepared.is_stream else exchange.error_body(known)
                 await exchange.write(last, is_last=True)
 
-    async def _stream(self, exchange: Exchange, answer: Answer, form: AnswerForm, pace: _Pace) -> None:
+    async def _open(self, prepared: PreparedAnswer) -> OpenAnswer:
+        if prepared.others:
+            return await self._answers.open_group(prepared.requests)
+        return await self._answers.open(prepared.request)
+
+    async def _stream(self, exchange: Exchange, answer: OpenAnswer, form: AnswerForm, pace: _Pace) -> None:
         events = b""
         while not answer.is_finished:
             outputs = await answer.read(pace.left_s(answer))
@@ -82,7 +87,7 @@ class Endpoint:
                 pace.wrote()
         await exchange.write(events + form.end(answer.usage()), is_last=True)
 
-    async def _whole(self, exchange: Exchange, answer: Answer, form: AnswerForm, pace: _Pace) -> None:
+    async def _whole(self, exchange: Exchange, answer: OpenAnswer, form: AnswerForm, pace: _Pace) -> None:
         headers = _JSON + _request_id(answer)
         while not answer.is_finished:
             outputs = await answer.read(pace.left_s(answer))
@@ -110,7 +115,7 @@ class _Pace:
         self._began_s = self._written_s = time.perf_counter()
         self._had_output = False
 
-    def left_s(self, answer: Answer) -> float:
+    def left_s(self, answer: OpenAnswer) -> float:
         """How long nothing may be written from now on."""
         now_s = time.perf_counter()
         left_s = self._keep_alive_s - (now_s - self._written_s)
@@ -118,7 +123,7 @@ class _Pace:
             left_s = max(left_s, self._admission_s - (now_s - self._began_s))
         return max(0.0, left_s)
 
-    def is_due(self, answer: Answer) -> bool:
+    def is_due(self, answer: OpenAnswer) -> bool:
         """Something has to be written now."""
         return self.left_s(answer) <= 0.0
 
@@ -145,5 +150,5 @@ def _known(error: Exception, request_id: str) -> MeshError:
     return Internal("unexpected error")
 
 
-def _request_id(answer: Answer) -> list[tuple[bytes, bytes]]:
+def _request_id(answer: OpenAnswer) -> list[tuple[bytes, bytes]]:
     return [(b"x-request-id", answer.request_id.encode())]

@@ -94,6 +94,8 @@ def error_headers(error: MeshError) -> list[tuple[bytes, bytes]]:
     headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.metadata["allow"].encode()))
     if isinstance(error, BodyTooLarge | SlowWriter):
         # The rest of the body is not worth reading.
         headers.append((b"connection", b"close"))

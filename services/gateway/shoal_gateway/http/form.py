@@ -10,8 +10,11 @@ from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import MeshError
 
 from shoal_gateway.answer import Answer
+from shoal_gateway.answer_group import AnswerGroup
 from shoal_gateway.encode import Prepared
 from shoal_gateway.output_reader import ChoiceOutput
+
+OpenAnswer: TypeAlias = Answer | AnswerGroup
 
 
 class AnswerForm(Protocol):
@@ -43,11 +46,20 @@ class AnswerForm(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedAnswer:
-    """A checked request, and how its answer is to be written."""
+    """A checked request, and how its answer is to be written.
+
+    others   of a body with several prompts: the requests of those after the first
+    """
 
     request: Prepared
     is_stream: bool
-    form: Callable[[Answer], AnswerForm]
+    form: Callable[[OpenAnswer], AnswerForm]
+    others: tuple[Prepared, ...] = ()
+
+    @property
+    def requests(self) -> tuple[Prepared, ...]:
+        """All of them."""
+        return (self.request, *self.others)
 
 
 Prepare: TypeAlias = Callable[[dict[str, Any], int], Awaitable[PreparedAnswer]]

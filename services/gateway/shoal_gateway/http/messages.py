@@ -6,11 +6,10 @@ from typing import Any
 
 import orjson
 
-from shoal_gateway.answer import Answer
 from shoal_gateway.dialect import MESSAGES_DIALECT
 from shoal_gateway.encode import Encoder
 from shoal_gateway.http.exchange import Exchange
-from shoal_gateway.http.form import PreparedAnswer
+from shoal_gateway.http.form import OpenAnswer, PreparedAnswer
 from shoal_gateway.http.forms.messages import MessagesForm
 from shoal_gateway.sampling import applied
 
@@ -26,7 +25,7 @@ class Messages:
         prepared = await self._encoder.chat(body, size_bytes, MESSAGES_DIALECT)
         request = prepared.request
 
-        def form(answer: Answer) -> MessagesForm:
+        def form(answer: OpenAnswer) -> MessagesForm:
             extension = {"seed": request.params.seed, "applied": applied(request.params)}
             return MessagesForm(extension=extension, tokenizer=self._encoder.tokenizer)
 

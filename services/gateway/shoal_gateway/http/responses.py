@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_gateway.answer import Answer
 from shoal_gateway.dialect import RESPONSES_DIALECT
 from shoal_gateway.encode import Encoder
-from shoal_gateway.http.form import PreparedAnswer
+from shoal_gateway.http.form import OpenAnswer, PreparedAnswer
 from shoal_gateway.http.forms.responses import ResponsesForm
 from shoal_gateway.responses_fields import echoed
 from shoal_gateway.sampling import applied
@@ -28,7 +27,7 @@ class Responses:
         output = request.output
         assert output is not None
 
-        def form(answer: Answer) -> ResponsesForm:
+        def form(answer: OpenAnswer) -> ResponsesForm:
             return ResponsesForm(
                 opening=lambda: ChoiceText(output, tokenizer, answer.request_id).begin()[0].to_json(),
                 echoed=repeated,

@@ -1,0 +1,138 @@
+"""Several answers read as one: what a body with several prompts gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from shoal.common.v1 import sampling_pb2
+from shoal_common.errors import MeshError
+
+from shoal_gateway.encode import Prepared
+from shoal_gateway.output_reader import ChoiceOutput
+
+_COUNTS = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_prompt_tokens",
+    "reasoning_tokens",
+    "draft_tokens",
+    "accepted_draft_tokens",
+    "decode_step_count",
+)
+_BY_POSITION = ("drafted_by_position", "verified_by_position", "accepted_by_position")
+
+
+class Member(Protocol):
+    """One answer of the group; see `Answer`."""
+
+    request_id: str
+    prepared: Prepared
+
+    @property
+    def is_finished(self) -> bool: ...
+    @property
+    def is_admitted(self) -> bool: ...
+    @property
+    def has_news(self) -> bool: ...
+    def usage(self) -> sampling_pb2.Usage: ...
+    def acknowledge(self) -> None: ...
+    def take(self) -> list[ChoiceOutput]: ...
+    def close(self) -> None: ...
+
+
+class AnswerGroup:
+    """Choice k of member m is choice m * n + k here. Read and closed as one Answer is; an error of one ends all.
+
+    changed   set by every member that has news
+    """
+
+    def __init__(self, members: Sequence[Member], changed: asyncio.Event) -> None:
+        self._members, self._changed = members, changed
+        self._error: MeshError | None = None
+        self.request_id = members[0].request_id
+
+    @property
+    def is_finished(self) -> bool:
+        """All choices of all members have been read to their end."""
+        return all(member.is_finished for member in self._members)
+
+    @property
+    def is_admitted(self) -> bool:
+        """A worker has taken each of them at least once."""
+        return all(member.is_admitted for member in self._members)
+
+    def usage(self) -> sampling_pb2.Usage:
+        """What all of them used, up to what was read."""
+        return add_usages(member.usage() for member in self._members)
+
+    async def read(self, timeout_s: float) -> list[ChoiceOutput]:
+        """The next batch of whichever have something; see `Answer.read`."""
+        for member in self._members:
+            member.acknowledge()
+        if self._error is not None:
+            raise self._error
+        if not self._has_news and not await wait_event(self._changed, timeout_s):
+            return []
+        return self._take()
+
+    def close(self) -> None:
+        """The reader leaves. Safe to repeat."""
+        for member in self._members:
+            member.close()
+
+    @property
+    def _has_news(self) -> bool:
+        return any(member.has_news and not member.is_finished for member in self._members)
+
+    def _take(self) -> list[ChoiceOutput]:
+        outputs: list[ChoiceOutput] = []
+        first = 0
+        for member in self._members:
+            if member.has_news and not member.is_finished:
+                try:
+                    taken = member.take()
+                except MeshError as error:
+                    # What the others said before is read first.
+                    self._error = self._error or error
+                    taken = []
+                for output in taken:
+                    output.choice_index += first
+                outputs += taken
+            first += member.prepared.choice_count
+        if self._error is not None and not outputs:
+            raise self._error
+        return outputs
+
+    async def __aenter__(self) -> AnswerGroup:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+async def wait_event(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for the next time it is set; False if it was not in time."""
+    event.clear()
+    try:
+        # Not wait_for: that one loses a cancellation that comes together with the event.
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def add_usages(usages: Iterable[sampling_pb2.Usage]) -> sampling_pb2.Usage:
+    """The sum of each count; counts by position are added position by position."""
+    total = sampling_pb2.Usage()
+    for usage in usages:
+        for name in _COUNTS:
+            setattr(total, name, getattr(total, name) + getattr(usage, name))
+        for name in _BY_POSITION:
+            sums, more = getattr(total, name), getattr(usage, name)
+            sums.extend([0] * (len(more) - len(sums)))
+            for position, count in enumerate(more):
+                sums[position] += count
+    return total

@@ -1,0 +1,1 @@
+"""The OpenAPI document: what is accepted and answered over HTTP."""
