@@ -61,7 +61,7 @@ REQUEST = accepts(
         "stream": BOOLEAN,
         "reasoning": accepts({"effort": EFFORT, "summary": enum("auto", "concise", "detailed")}),
         "text": accepts({"format": _FORMAT, "verbosity": enum("low", "medium", "high")}),
-        "tools": array(_FUNCTION),
+        "tools": array(any_of(_FUNCTION, {"type": "object", "description": "Tools of other types are ignored."})),
         "tool_choice": _CHOICE,
         "parallel_tool_calls": BOOLEAN,
         "metadata": _METADATA,
