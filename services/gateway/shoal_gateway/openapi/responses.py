@@ -12,6 +12,7 @@ from shoal_gateway.openapi.schema import (
     COUNT,
     NULL,
     NUMBER,
+    REFUSED,
     STRING,
     Schema,
     accepts,
@@ -65,7 +66,6 @@ REQUEST = accepts(
         "tool_choice": _CHOICE,
         "parallel_tool_calls": BOOLEAN,
         "metadata": _METADATA,
-        "background": {"type": "boolean", "enum": [False]},
         "safety_identifier": text(MAX_USER_ID_BYTES),
         "prompt_cache_key": text(MAX_USER_ID_BYTES),
         "user": STRING,
@@ -84,7 +84,13 @@ REQUEST = accepts(
         "stream_options",
         "truncation",
     ),
+    refused=("conversation", "previous_response_id", "prompt"),
 )
+REQUEST["properties"]["background"] = {
+    "type": ["boolean", "null"],
+    "enum": [False, None],
+    "description": REFUSED,
+}
 
 _STATUS = enum("in_progress", "completed", "incomplete")
 _TEXT_PART = answers({"type": enum("output_text"), "text": STRING, "annotations": array({}), "logprobs": POSITIONS})
