@@ -2,23 +2,28 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 # The first that runs: a shim may stand in the path for a version that is not there.
 BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && echo $$p && break; done)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-long test-gpu check proto lock bench-kv
+.PHONY: help install install-clients run test test-long test-gpu check proto lock lock-clients bench-kv
 
 help:
 	@echo "make run         install, start the mesh, ask one question, stay up on http://127.0.0.1:8000 (ONCE=1: exit after the answer)"
-	@echo "make test        the everyday tests;  make test-long  those that take minutes"
+	@echo "make test        the everyday tests;  make test-long  those that take minutes (installs other people's clients first)"
 	@echo "make test-gpu    those that need a CUDA device"
 	@echo "make check       format, lint, types, borders, protos"
-	@echo "make proto       generate protos/gen;  make lock  write constraints.txt from .venv"
+	@echo "make proto       generate protos/gen;  make lock  write constraints.txt from .venv;  make lock-clients  the clients' own"
 	@echo "make bench-NAME  run tests/bench/NAME.py, write build/bench/NAME.json;  make bench-kv  all of the KV cache's"
 
 install:
 	@bash deploy/install.sh "$(BASE_PYTHON)" "$(VENV)"
+
+# Other people's clients of the gateway, pinned, apart from what Shoal itself runs on.
+install-clients:
+	@bash deploy/install_clients.sh "$(BASE_PYTHON)" "$(CLIENTS)"
 
 run: install
 	@exec $(BIN)/shoal run $(if $(ONCE),--once)
@@ -26,7 +31,7 @@ run: install
 test: install
 	$(PYTEST) -n auto --dist loadfile -m "not long and not gpu"
 
-test-long: install
+test-long: install install-clients
 	$(PYTEST) -m "long and not gpu"
 
 # The model against itself in every shape once more, on the device.
@@ -48,6 +53,9 @@ proto: install
 
 lock:
 	$(BIN)/python deploy/lock.py
+
+lock-clients:
+	$(CLIENTS)/bin/python deploy/lock.py tests/clients/constraints.txt
 
 bench-kv: install
 	@status=0; for one in index traces wire ssd nano; do $(MAKE) bench-kv-$$one || status=1; done; exit $$status

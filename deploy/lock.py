@@ -1,9 +1,10 @@
-"""Writes constraints.txt: the exact versions of what is installed in the running environment."""
+"""Writes constraints.txt, or the file named: the exact versions of what is installed in the running environment."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
+import sys
 from pathlib import Path
 
 TARGET = Path(__file__).resolve().parent.parent / "constraints.txt"
@@ -25,5 +26,6 @@ def pins() -> list[str]:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(_HEADER + "\n".join(pins()) + "\n", encoding="utf-8")
-    print(f"{TARGET.name}: {len(pins())} versions")
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET
+    target.write_text(_HEADER + "\n".join(pins()) + "\n", encoding="utf-8")
+    print(f"{target.name}: {len(pins())} versions")

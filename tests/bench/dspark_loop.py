@@ -53,7 +53,7 @@ class _Counter:
 
 
 class ClosedLoop:
-    """One engine without its thread."""
+    """One engine without its thread. `tokens` in `wall_s` seconds, of which the processor worked `cpu_s`."""
 
     def __init__(
         self, model: ServedModel, planner: WidthPlanner, prompts: Sequence[dspark_nano.Prompt], streams: int
@@ -64,22 +64,31 @@ class ClosedLoop:
         self._prompts = prompts
         self._numbers = itertools.count()
         self._running: list[str] = []
+        self.tokens, self.wall_s, self.cpu_s = 0, 0.0, 0.0
 
-    def run(self, tokens: int) -> float:
-        """Tokens per second over so many tokens, once all streams decode; the same requests in every run."""
+    def begin(self) -> None:
+        """Start the same requests as in every run, and go on until all decode."""
         self._numbers = itertools.count()
         self._sink.ended = 0
         self._fill()
         for _ in range(2 + self._streams * dspark_nano.SHORT_TOKENS // 128):
             self._step()
-        before, began = self._sink.tokens, time.perf_counter()
-        while self._sink.tokens - before < tokens:
+        self.tokens, self.wall_s, self.cpu_s = 0, 0.0, 0.0
+
+    def advance(self, seconds: float) -> None:
+        """Decode for about so long, and count."""
+        before, wall_s, cpu_s = self._sink.tokens, time.perf_counter(), time.process_time()
+        while time.perf_counter() - wall_s < seconds:
             self._step()
-        rate = (self._sink.tokens - before) / (time.perf_counter() - began)
+        self.wall_s += time.perf_counter() - wall_s
+        self.cpu_s += time.process_time() - cpu_s
+        self.tokens += self._sink.tokens - before
+
+    def end(self) -> None:
+        """Drop what runs."""
         for name in self._running:
             self._core.cancel(name)
         self._running = []
-        return rate
 
     def _step(self) -> None:
         self._core.step()
@@ -100,11 +109,8 @@ class ClosedLoop:
 
 
 def loops(streams: int, folder: Path, *, seed: int, output_tokens: int) -> dict[str, ClosedLoop]:
-    """Planned, all drafts, none: each with an engine of its own over one model. `folder` holds measured costs."""
+    """Planned, all drafts, none: each an engine over a model of its own. `folder` holds measured costs."""
     directory = model_directory("nano")
-    model = ServedModel.load(directory, block_count=streams * BLOCKS_PER_STREAM, slot_count=streams)
-    replay = default_replay_length(model.shape.window, model.shape.backtrack)
-    head = drafter(directory, identify(directory, name="", replay_length=replay, device=model.device), model.device)
     with LLM("nano", max_num_seqs=1) as llm:
         prompts = dspark_nano.short_prompts(llm, seed, PROMPTS, output_tokens)
     ways = {
@@ -112,7 +118,10 @@ def loops(streams: int, folder: Path, *, seed: int, output_tokens: int) -> dict[
         "fixed 5": VerifySettings(width=5),
         "none": VerifySettings(width=0),
     }
-    return {
-        name: ClosedLoop(model, open_planner(model, head, verify, step_rows=512), prompts, streams)
-        for name, verify in ways.items()
-    }
+    found = {}
+    for name, verify in ways.items():
+        model = ServedModel.load(directory, block_count=streams * BLOCKS_PER_STREAM, slot_count=streams)
+        replay = default_replay_length(model.shape.window, model.shape.backtrack)
+        head = drafter(directory, identify(directory, name="", replay_length=replay, device=model.device), model.device)
+        found[name] = ClosedLoop(model, open_planner(model, head, verify, step_rows=512), prompts, streams)
+    return found

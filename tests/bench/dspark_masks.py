@@ -127,8 +127,8 @@ def _measure(compiler: ConstraintCompiler, source: OutputConstraint, ids: list[i
         masks = [np.empty(WORDS, dtype=np.int32) for _ in ids]
         for token, mask in zip(ids, masks, strict=True):
             times.fill.append(_us(functools.partial(matcher.fill, mask)))
-            times.accept.append(_us(functools.partial(matcher.accept, token)))
-        is_complete = matcher.accept(EOS)
+            times.accept.append(_us(functools.partial(matcher.commit, token)))
+        is_complete = matcher.commit(EOS)
         assert is_complete, "the text is complete"
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0))
     _apply(logits, masks[0])  # Compiles the kernel.

@@ -20,7 +20,6 @@ from shoal_engine.verify.rounds import Rounds
 WIDTH = 5
 TARGET_LAYERS, DRAFT_LAYERS = 43, 3
 MOST_ROWS = 8192
-WARM_UP_STEPS = 32
 _DOMAINS = ((2.35, 0.30), (2.05, 0.35), (0.85, 0.35))  # mean logit of acceptance and share: mathematics, code, chat
 _TURNOVER = 0.05
 _NOISE, _OVERCONFIDENCE = 0.8, 0.35
@@ -77,11 +76,13 @@ class Workload:
         self._requests = requests
         self._mean = self._means(requests)
         self._drift = 0.8 * self._random.normal(size=requests)
+        self.generations = np.zeros(requests, dtype=np.int64)
 
     def step(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """What the draft head says, float32 [R, WIDTH], and how many drafts the model would accept, int64 [R]."""
         g, shape = self._random, (self._requests, WIDTH)
         is_new = g.uniform(size=self._requests) < _TURNOVER
+        self.generations += is_new
         self._mean = np.where(is_new, self._means(self._requests), self._mean)
         self._drift = 0.8 * self._drift + 0.48 * g.normal(size=self._requests)
         logits = (self._mean + self._drift)[:, None] + 1.5 * g.normal(size=shape)
@@ -113,17 +114,14 @@ class Outcome:
 
 
 def run(profile: Profile, requests: int, planner: WidthPlanner, *, seed: int, steps: int) -> Outcome:
-    """A loop of some steps under a planner, which learns from them as in an engine; the first steps do not count.
-
-    There every request is new at once, which no load is: a delayed budget takes what it does not know for certain.
-    """
+    """A loop of some steps under a planner, which learns from them as in an engine."""
     loop = Workload(seed, requests)
     tokens, rows, total_ms, has_drafts = 0, 0, 0.0, False
-    for step in range(-WARM_UP_STEPS, steps):
+    for _ in range(steps):
         said, right = loop.step()
         views = [
-            WidthView(WIDTH if has_drafts else 0, tuple(row) if has_drafts else (), slot=slot, generation=1)
-            for slot, row in enumerate(said.tolist())
+            WidthView(WIDTH if has_drafts else 0, tuple(row) if has_drafts else (), slot=slot, generation=generation)
+            for slot, (row, generation) in enumerate(zip(said.tolist(), loop.generations.tolist(), strict=True))
         ]
         widths = planner.widths(views)
         planner.verified(
@@ -143,8 +141,6 @@ def run(profile: Profile, requests: int, planner: WidthPlanner, *, seed: int, st
                 draft_s=draft_ms / 1e3,
             )
         )
-        if step < 0:
-            continue
         tokens += requests + int(np.minimum(right, widths).sum())
         rows += requests + sum(widths)
         total_ms += step_ms + draft_ms
@@ -154,8 +150,7 @@ def run(profile: Profile, requests: int, planner: WidthPlanner, *, seed: int, st
 def run_one_token(profile: Profile, requests: int, *, seed: int, steps: int) -> Outcome:
     """Drafting of one token by one layer, always verified: what the planner is to beat."""
     loop = Workload(seed, requests)
-    right = sum(int(np.minimum(loop.step()[1], 1).sum()) for _ in range(WARM_UP_STEPS + steps))
-    steps += WARM_UP_STEPS
+    right = sum(int(np.minimum(loop.step()[1], 1).sum()) for _ in range(steps))
     total_ms = steps * (profile.verify_ms(2 * requests) + profile.draft_ms(requests, 1, layers=1))
     rate = (steps * requests + right) / total_ms * 1e3
     return Outcome(rate, rate / requests, 2.0)

@@ -58,9 +58,9 @@ def test_the_end_of_thinking_may_lie_at_every_draft_position(ends: tuple[int, ..
         assert kind.constraint is not None
         matcher = compiled(kind.constraint).matcher()
         tokens = d.sink.tokens[kind.name, 0]
-        assert all(matcher.accept(token) for token in tokens)
+        assert all(matcher.commit(token) for token in tokens)
         inner = compiled(normalise(ConstraintKind.REGEX, REGEX)).matcher()
-        assert all(inner.accept(token) for token in tokens[place + len(ends) :])
+        assert all(inner.commit(token) for token in tokens[place + len(ends) :])
 
 
 @pytest.mark.parametrize("ends", ENDS)

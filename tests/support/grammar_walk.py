@@ -75,7 +75,7 @@ def walk(at: Matcher, seed: int, max_tokens: int = 400) -> tuple[list[int], bool
     while len(tokens) < max_tokens:
         ids = allowed(at)
         token = choices.choices(ids.tolist(), _weights()[ids].tolist())[0]
-        assert at.accept(token), "what the mask allows is accepted"
+        assert at.commit(token), "what the mask allows is accepted"
         tokens.append(token)
         if token == EOS:
             return tokens, True
@@ -84,4 +84,4 @@ def walk(at: Matcher, seed: int, max_tokens: int = 400) -> tuple[list[int], bool
 
 def takes(at: Matcher, text: str) -> bool:
     """Whether the text is complete under the constraint."""
-    return all(at.accept(token) for token in ids_of(text)) and at.accept(EOS)
+    return all(at.commit(token) for token in ids_of(text)) and at.commit(EOS)

@@ -28,6 +28,8 @@ from support.service_process import ServiceProcess, service_process
 MESH = "e2e"
 Settings = Mapping[str, Mapping[str, str]]
 """Per process its settings without their prefix: {"scheduler": {"REMOTE_PREFILL_TOKENS": "32"}}."""
+NANO: Settings = {"prefill_worker": {"MODEL": "nano"}, "decode_worker": {"MODEL": "nano"}, "gateway": {"MODEL": ""}}
+"""A mesh that serves the model that comes with Shoal."""
 _START_S = 120.0
 _HELD = {"open_requests", "open_exports", "running", "waiting", "queued", "leases"}
 _POOLS = {"decode_worker": {"blocks": 1024, "slots": 32}, "prefill_worker": {"blocks": 512, "slots": 16}}

@@ -25,28 +25,41 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from shoal_engine.verify.calibration import ModeCalibration
-    from shoal_engine.verify.fit import cumulative_errors, fit
+    """Raises ValueError, in one line, for a log that cannot be fitted and a file that cannot be written."""
+    from shoal_engine.verify.calibration import Mode, ModeCalibration
+    from shoal_engine.verify.fit import FEWEST_ROUNDS, cumulative_errors, fit
     from shoal_engine.verify.rounds import read_rounds
 
-    if args.least_rounds < 1:
-        raise ValueError(f"--least-rounds must be positive, got {args.least_rounds}")
-    try:
-        logged = read_rounds(args.rounds)
-    except OSError as error:
-        raise ValueError(f"{args.rounds}: {error.strerror or error}") from error
+    if args.least_rounds < FEWEST_ROUNDS:
+        raise ValueError(f"--least-rounds must be at least {FEWEST_ROUNDS}, got {args.least_rounds}")
+    if args.out.exists() and args.rounds.exists() and args.out.samefile(args.rounds):
+        raise ValueError(f"--out {args.out} is the log itself")
+    logged = read_rounds(args.rounds)
     calibration = fit(logged, least_rounds=args.least_rounds)
     try:
-        args.out.write_text(calibration.to_json() + "\n", encoding="utf-8")
+        _write(args.out, calibration.to_json() + "\n")
     except OSError as error:
         raise ValueError(f"{args.out}: {error.strerror or error}") from error
     print(f"{args.out}: draft {calibration.draft_id}, {calibration.width} draft positions")
-    for mode, rounds in logged.modes.items():
-        if mode not in calibration.modes:
-            print(f"{mode.value}: only {len(rounds)} rounds, not fitted")
+    if logged.skipped:
+        print(f"{logged.skipped} lines that are no rounds were skipped")
+    for mode in Mode:
+        rounds = logged.modes.get(mode)
+        if rounds is None or mode not in calibration.modes:
+            print(f"{mode.value}: {f'only {len(rounds)}' if rounds else 'no'} rounds, not fitted")
             continue
         raw = ModeCalibration.none(logged.width).confidences(rounds.logits, rounds.margins)
         before, after = cumulative_errors(raw, rounds.accepted), calibration.modes[mode].errors
         print(f"{mode.value}: {len(rounds)} rounds, calibration error by position, before and after (held out)")
         print("  " + "  ".join(f"{100 * b:.1f} -> {100 * a:.1f} %" for b, a in zip(before, after, strict=True)))
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    from shoal_engine.verify.small_files import replace_file
+
+    if path.exists() and not path.is_file():
+        # A device, such as /dev/stdout; a folder is refused.
+        path.write_text(text, encoding="utf-8")
+    else:
+        replace_file(path, text)

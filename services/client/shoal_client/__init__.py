@@ -1,6 +1,7 @@
 """The public gRPC client: grpcio and protobuf only."""
 
-from shoal.common.v1.sampling_pb2 import FinishReason, SamplingParams, Usage
+from shoal.common.v1.sampling_pb2 import Constraint, FinishReason, SamplingParams, Usage
+from shoal.inference.v1.chat_pb2 import ChatMessage, ChatPrompt, ChatRole, Tool, ToolCall
 from shoal.inference.v1.generation_pb2 import OutputForm
 
 from shoal_client.aio_client import AioClient
@@ -20,7 +21,11 @@ from shoal_client.requests import Prompt, Text, generation
 __all__ = [
     "AioClient",
     "Cancelled",
+    "ChatMessage",
+    "ChatPrompt",
+    "ChatRole",
     "Client",
+    "Constraint",
     "DeadlineExceeded",
     "FinishReason",
     "InvalidRequest",
@@ -32,6 +37,8 @@ __all__ = [
     "SamplingParams",
     "ShoalError",
     "Text",
+    "Tool",
+    "ToolCall",
     "Unavailable",
     "Usage",
     "generation",

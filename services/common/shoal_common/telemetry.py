@@ -21,6 +21,8 @@ TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 """Powers of four, as the GenAI conventions recommend."""
 NAMESPACE = "shoal"
 TRACER = trace.get_tracer("shoal")
+_TRACE_KEY = "traceparent"
+_is_exporting = False
 
 
 class Metrics:
@@ -85,6 +87,8 @@ def configure_tracing(*, service: str, instance: str, otlp_endpoint: str | None)
 
     The sampling decision of a caller is followed. Call once; `shutdown()` of the result flushes.
     """
+    global _is_exporting
+    _is_exporting = bool(otlp_endpoint)
     resource = Resource.create({"service.name": f"shoal-{service}", "service.instance.id": instance})
     sampler = ParentBased(ALWAYS_ON if otlp_endpoint else ALWAYS_OFF)
     provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
@@ -101,8 +105,14 @@ def configure_tracing(*, service: str, instance: str, otlp_endpoint: str | None)
 def inject() -> dict[str, str]:
     """Headers (`traceparent`, ...) that carry the current trace context to another process."""
     headers: dict[str, str] = {}
-    propagate.inject(headers)
+    if otel_context.get_current():
+        propagate.inject(headers)
     return headers
+
+
+def may_record(headers: Mapping[str, str]) -> bool:
+    """Whether anybody may ever see a span of a call with these headers. For calls too short to make one for nobody."""
+    return _is_exporting and not headers.get(_TRACE_KEY, "").endswith("-00")
 
 
 def extract(headers: Mapping[str, str]) -> otel_context.Context:

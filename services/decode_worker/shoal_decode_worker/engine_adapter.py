@@ -59,8 +59,8 @@ class StepEngine(Protocol):
 class Compiler(Protocol):
     """The part of `shoal_engine.constraints.ConstraintCompiler` used here."""
 
-    def compile(self, source: OutputConstraint) -> Future[Constraint]:
-        """Answered from another thread."""
+    def compile(self, source: OutputConstraint, outputs: Sequence[Sequence[int]] = ((),)) -> Future[Constraint]:
+        """Ready for choices with these outputs so far. Answered from another thread."""
         ...
 
     @property
@@ -147,7 +147,8 @@ class EngineAdapter:
             self._admit(key, start, None, answer)
         else:
             self._compiling.add(key)
-            compiled = self._ready.compiler.compile(start.constraint)
+            outputs = [one.output_ids for one in start.choices if not one.is_finished]
+            compiled = self._ready.compiler.compile(start.constraint, outputs)
             compiled.add_done_callback(lambda done: self._post(self._compiled, key, start, done, answer))
         return answer
 

@@ -5,6 +5,7 @@ A mask is one bit per token id, packed in int32 words, bit i of word w for id 32
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,31 +16,59 @@ Mask = NDArray[np.int32]
 
 
 class Matcher(Protocol):
-    """Where one choice stands in its constraint. A pure function of the tokens it accepted, in order."""
+    """Where one choice stands in its constraint: behind its output, and behind drafts that were tried since.
+
+    What it says, and whether it fails, is a pure function of the output tokens and the drafts it stands behind, in
+    order: never of drafts taken back, or of other choices. A failure behind drafts only means that no more of them can
+    be tried; whether the choice fails shows where it stands behind its output alone.
+    """
 
     def fill(self, mask: Mask) -> bool:
         """Write what may come next into `mask`. False: anything may, the mask is not written.
 
-        raises   ConstraintFailed: it runs too long here, or its engine failed; the request fails, no other does
+        raises   ConstraintFailed: it costs too much here, or allows nothing. The request fails if it stands behind its
+                 output alone
+        """
+        ...
+
+    def commit(self, token_id: int) -> bool:
+        """Go on behind this output token, for good; no draft may be left. False: the constraint forbids it.
+
+        raises   ConstraintFailed: as `fill` here, and the token is not taken
         """
         ...
 
     def accept(self, token_id: int) -> bool:
-        """Go on behind this token. False: the constraint forbids it, nothing changed."""
+        """Go on behind this draft. False: the constraint forbids it, nothing changed. Raises ConstraintFailed."""
         ...
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens."""
+        """Take back the last `count` drafts."""
         ...
 
 
 class Constraint(Protocol):
     """A compiled constraint, shared by the choices of a request."""
 
-    def matcher(self, *, avoids_end: bool = False) -> Matcher:
-        """A matcher before the first output token.
+    def matcher(self, *, avoids_end: bool = False, output: Sequence[int] = ()) -> Matcher:
+        """A matcher behind these output tokens.
 
         avoids_end   the end of the sequence is allowed only where nothing else is
-        raises       ConstraintFailed
+        raises       ConstraintFailed, OutputUnfit
         """
         ...
+
+
+class OutputUnfit(Exception):
+    """The constraint forbids the output token at `place`."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+def lead(matcher: Matcher, output: Sequence[int]) -> None:
+    """Lead a matcher behind output tokens. Raises ConstraintFailed, OutputUnfit."""
+    for place, token in enumerate(output):
+        if not matcher.commit(token):
+            raise OutputUnfit(place)

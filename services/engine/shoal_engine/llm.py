@@ -236,10 +236,10 @@ class LLM:
             choices=(ChoiceStart(),) * params.n,
             arrival=float(number),
             recover_in_place=True,
-            constraint=None if params.constraint is None else self._compiled(params.constraint),
+            constraint=None if params.constraint is None else self._compiled(params.constraint, params.n),
         )
 
-    def _compiled(self, constraint: OutputConstraint) -> Constraint:
+    def _compiled(self, constraint: OutputConstraint, n: int) -> Constraint:
         if self._compiler is None:
             # Imported when first needed: most offline use has no constraints, and the engine is an extra.
             try:
@@ -250,7 +250,7 @@ class LLM:
                 self.get_tokenizer().to_str(), vocab_size=self._vocab_size, eos_id=self._eos_id
             )
             self._compiler = ConstraintCompiler(tokenizer)
-        return self._compiler.compile(constraint).result()
+        return self._compiler.compile(constraint, ((),) * n).result()
 
     def _run(self, requests: list[GenerationRequest], shows_progress: bool) -> list[RequestOutput]:
         waiting = deque(requests)

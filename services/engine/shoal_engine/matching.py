@@ -51,32 +51,41 @@ def row_masks(matcher: Matcher | None, drafts: Sequence[int], vocab: int) -> Row
     return rows
 
 
-def emit(sequence: OutputSequence, tokens: Sequence[int]) -> None:
-    """Sampled tokens become output, and the choice's matcher goes on behind them; one that fails leaves it stuck."""
-    sequence.output += tokens
-    if sequence.matcher is None:
-        return
+def emit(sequence: OutputSequence, tokens: Sequence[int]) -> int:
+    """Sampled tokens become output, and the choice's matcher goes on behind them; how many became.
+
+    Fewer than all: the choice's own matcher fails where another's mask did not, and the choice is stuck there.
+    """
+    taken = 0
     try:
         for token in tokens:
-            is_allowed = sequence.matcher.accept(token)
+            is_allowed = sequence.matcher is None or sequence.matcher.commit(token)
             assert is_allowed, "sampled under the matcher's mask"
+            taken += 1
     except MeshError as error:
         sequence.is_stuck, sequence.failure = True, error
+    sequence.output += tokens[:taken]
+    return taken
 
 
-def allowed_count(matcher: Matcher | None, drafts: Sequence[int]) -> int:
-    """How many leading drafts the matcher allows: rows behind the first other one would have no defined state."""
+def allowed_count(matcher: Matcher | None, drafts: Sequence[int], vocab: int) -> int:
+    """How many leading drafts can be verified: those that the matcher allows, and behind which it has a mask.
+
+    Rows behind any other would have no defined state. That a matcher fails behind drafts says nothing of its choice.
+    """
     if matcher is None:
         return len(drafts)
-    accepted = 0
+    tried = counted = 0
+    mask = np.empty(-(-vocab // 32), dtype=np.int32)
     try:
-        while accepted < len(drafts) and matcher.accept(drafts[accepted]):
-            accepted += 1
+        while tried < len(drafts) and matcher.accept(drafts[tried]):
+            tried += 1
+            matcher.fill(mask)
+            counted = tried
     except MeshError:
-        # The next step meets it again if it is still on the way.
         pass
-    matcher.rollback(accepted)
-    return accepted
+    matcher.rollback(tried)
+    return counted
 
 
 class DraftMasks:
@@ -99,7 +108,7 @@ class DraftMasks:
         try:
             return mask if matcher.fill(mask) else None
         except MeshError:
-            # The next step meets it again, and fails the request.
+            # Behind the output the next step meets it again, and fails the request.
             self._drop(index)
             return None
 

@@ -8,7 +8,7 @@ from shoal_common.errors import InvalidArgument
 
 from shoal_engine.acceptance import StopRule, end_after
 from shoal_engine.admission import check_capacity, check_prompt, check_token_ids
-from shoal_engine.constraint import Matcher
+from shoal_engine.constraint import Matcher, OutputUnfit
 from shoal_engine.events import TokenEntry
 from shoal_engine.model_port import ModelShape
 from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest
@@ -116,12 +116,11 @@ def _matcher(request: GenerationRequest, sequence: Sequence) -> Matcher | None:
     """Behind the tokens so far. Raises InvalidArgument for tokens that the constraint forbids, ConstraintFailed."""
     if request.constraint is None:
         return None
-    matcher = request.constraint.matcher(avoids_end=request.params.ignore_eos)
-    for place, token in enumerate(sequence.output):
-        if not matcher.accept(token):
-            field = f"choices[{sequence.index}].output_ids[{place}]"
-            raise InvalidArgument.at(field, f"token {token} does not fit the constraint", reason="OUTPUT_UNFIT")
-    return matcher
+    try:
+        return request.constraint.matcher(avoids_end=request.params.ignore_eos, output=sequence.output)
+    except OutputUnfit as error:
+        field, token = f"choices[{sequence.index}].output_ids[{error.place}]", sequence.output[error.place]
+        raise InvalidArgument.at(field, f"token {token} does not fit the constraint", reason="OUTPUT_UNFIT") from error
 
 
 def _check_forced_stops(forced_ids: tuple[int, ...], rule: StopRule) -> None:

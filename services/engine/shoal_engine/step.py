@@ -193,7 +193,7 @@ class Stepper(Generic[Hidden]):
         if not starts:
             return 0
         for (sequence, width), made in zip(targets, self._model.draft(starts, widest), strict=True):
-            width = allowed_count(sequence.matcher, made.token_ids[:width])
+            width = allowed_count(sequence.matcher, made.token_ids[:width], shape.vocab_size)
             sequence.drafts = list(made.token_ids[:width])
             sequence.confidence_logits = made.confidence_logits[:width]
             sequence.margins = made.margins[:width]
@@ -246,7 +246,9 @@ class Stepper(Generic[Hidden]):
             right = next((i for i in range(rows.width) if sequence.drafts[i] != tokens[i]), rows.width)
             self._rounds.append(VerifiedRound(rows.plan_index, rows.width, right))
         index, old = len(sequence.output), sequence.frontier
-        emit(sequence, tokens[: outcome.emitted])
+        taken = emit(sequence, tokens[: outcome.emitted])
+        if taken < outcome.emitted:
+            outcome = outcome.below(taken)
         sequence.frontier += outcome.frontier
         drafted = len(sequence.drafts)
         sequence.drop_drafts()

@@ -99,12 +99,14 @@ def of_conversation(
     sent_schemas: Mapping[str, Any],
     strict_tools: str | None,
     is_parallel: bool,
+    demands_call: bool,
     start_after_ids: tuple[int, ...],
 ) -> AskedConstraint | None:
     """Of a conversation, as the recipe understands its response format and tools. Raises ConstraintInvalid.
 
     sent_schemas   by the name of a tool, the client's own schema, which the recipe has taken
     strict_tools   the recipe's list of tools where the one that came with the conversation does not say who is strict
+    demands_call   some tool must be called, though the recipe's prompt does not begin a call
     """
     wanted = converted.inference_options.output_constraint
     if wanted is None:
@@ -120,7 +122,8 @@ def of_conversation(
     if wanted.kind in ("tool_call", "tool_call_required"):
         listed = json.loads(wanted.schema if strict_tools is None else strict_tools)
         tools = [_with_sent_definitions(tool["function"], sent_schemas) for tool in listed]
-        tag = _tag(converted, tools, fields, wanted.kind == "tool_call_required", is_parallel)
+        choice = "required" if wanted.kind == "tool_call_required" else "any" if demands_call else "auto"
+        tag = _tag(converted, tools, fields, choice, is_parallel)
         return None if tag is None else _asked_tag(tag, fields, start_after_ids)
     raise invalid(fields.form, f"{wanted.kind} is not supported")
 
@@ -129,22 +132,22 @@ def _tag(
     converted: ConversationRequest,
     functions: list[dict[str, Any]],
     fields: ConstraintFields,
-    is_required: bool,
+    choice: str,
     is_parallel: bool,
 ) -> dict[str, Any] | None:
     """The structural tag; None where nothing is asked for beyond what the model does by itself."""
-    tag: dict[str, Any] = {"type": "tool_calls", "choice": "required" if is_required else "auto"}
+    tag: dict[str, Any] = {"type": "tool_calls", "choice": choice}
     if not is_parallel:
         tag["parallel"] = False
     # Arguments of a tool that is not strict are the model's own affair.
     tag["tools"] = [
         {"name": one["name"], **({"parameters": one["parameters"]} if one.get("strict") else {})} for one in functions
     ]
-    content = None if is_required else _content(converted, fields)
+    content = _content(converted, fields) if choice == "auto" else None
     if content is not None:
         tag["content"] = content
     is_strict = any(one.get("strict") for one in functions)
-    return tag if is_required or is_strict or content is not None else None
+    return tag if choice != "auto" or is_strict or content is not None else None
 
 
 def _content(converted: ConversationRequest, fields: ConstraintFields) -> Any:

@@ -50,6 +50,9 @@ class Dialect(Protocol):
     def strict_tools(self, body: dict[str, Any], options: ConversionOptions) -> str | None:
         """Where the recipe's converter forgets which tools are strict: its list of tools with that."""
 
+    def demands_call(self, body: dict[str, Any]) -> bool:
+        """Whether some tool must be called and the recipe's converter does not see to it."""
+
     def field_of(self, recipe_path: str) -> str:
         """A place in the body as the client knows it."""
 
@@ -86,6 +89,10 @@ class ChatDialect:
         """The converter knows."""
         return None
 
+    def demands_call(self, body: dict[str, Any]) -> bool:
+        """The converter sees to it."""
+        return False
+
     def field_of(self, recipe_path: str) -> str:
         """The recipe names the message only."""
         return f"{recipe_path.lstrip('.')}.content"
@@ -102,7 +109,9 @@ class MessagesDialect:
         if fields.model.startswith("claude"):
             return replace(fields, model=model.name)
         if not model.has_name(fields.model):
-            raise InvalidArgument.at("model", f"is unknown; {model.name} is served", reason="MODEL_NOT_FOUND")
+            raise InvalidArgument.at(
+                "model", f"{fields.model!r} is unknown; {model.name} is served", reason="MODEL_NOT_FOUND"
+            )
         return fields
 
     def recipe_body(self, body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
@@ -135,6 +144,11 @@ class MessagesDialect:
         }
         wanted = ChatCompletionRequest(as_chat).convert(options).inference_options.output_constraint
         return None if wanted is None else wanted.schema
+
+    def demands_call(self, body: dict[str, Any]) -> bool:
+        """The converter takes `any` for `auto`."""
+        choice = body.get("tool_choice")
+        return isinstance(choice, dict) and choice.get("type") == "any"
 
     def field_of(self, recipe_path: str) -> str:
         """messages.0.content[1], as Anthropic writes it too."""
@@ -171,6 +185,10 @@ class ResponsesDialect:
     def strict_tools(self, body: dict[str, Any], options: ConversionOptions) -> str | None:
         """The converter knows."""
         return None
+
+    def demands_call(self, body: dict[str, Any]) -> bool:
+        """The converter sees to it."""
+        return False
 
     def field_of(self, recipe_path: str) -> str:
         """input[0], and so on."""

@@ -150,6 +150,7 @@ class Encoder:
                 sent_schemas=dialect.tool_schemas(body),
                 strict_tools=_of_recipe(lambda: dialect.strict_tools(body, self._options)),
                 is_parallel=fields.is_parallel,
+                demands_call=dialect.demands_call(body),
                 start_after_ids=self.thinking_end(converted),
             ),
         )

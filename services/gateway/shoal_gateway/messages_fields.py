@@ -35,4 +35,13 @@ def messages_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
         inner["max_tokens"] = fields.max_tokens
     if fields.effort_number is not None:
         inner["output_config"] = {**body["output_config"], "effort": "high"}
+    if isinstance(body.get("tools"), list):
+        inner["tools"] = [_without_default_type(tool) for tool in body["tools"]]
     return inner
+
+
+def _without_default_type(tool: Any) -> Any:
+    """A tool of the client's own may say so; the recipe takes every type for a tool that a server runs."""
+    if isinstance(tool, dict) and tool.get("type") == "custom":
+        return {key: value for key, value in tool.items() if key != "type"}
+    return tool

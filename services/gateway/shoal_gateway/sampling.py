@@ -167,7 +167,9 @@ def fit_context(prompt_tokens: int, wanted: int | None, default: int, context: i
     if total > context:
         asked = "" if wanted is None else f" and {wanted} for the output"
         raise ContextLengthExceeded(
-            f"this model's context has {context} tokens, the request needs {prompt_tokens} for the prompt{asked}",
+            # Clients tell this error from others by these words.
+            f"this model's maximum context length is {context} tokens, the request needs {prompt_tokens} for the prompt"
+            f"{asked}",
             context_tokens=context,
             prompt_tokens=prompt_tokens,
             max_tokens=wanted or "default",

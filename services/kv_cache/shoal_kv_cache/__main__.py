@@ -76,7 +76,7 @@ async def main(process: Process, config: KvCacheConfig, shared: SharedSettings) 
             node.exports,
             listen_address=config.stream_listen_address,
             calls={
-                "Acquire": StreamCall(pb.AcquireRequest, servicer.acquire),
+                "Acquire": StreamCall(pb.AcquireRequest, servicer.acquire, servicer.acquire_at_once),
                 "Release": StreamCall(pb.ReleaseRequest, servicer.release),
             },
         )

@@ -12,8 +12,9 @@ from shoal_common.kv_transport.buffers import Buffer
 
 from shoal_kv_cache.asked import Asked, first_wanted, on_disk, tier_hit, whereabouts_of, with_sightings
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, Entry, Group, Kind
-from shoal_kv_cache.core.found import Copy, Found, FoundSnapshot
-from shoal_kv_cache.core.prefix_plan import Level, Reach, Whereabouts, choose, reaches_of
+from shoal_kv_cache.core.found import Copy, Found, FoundSnapshot, Usable
+from shoal_kv_cache.core.in_memory import InMemory
+from shoal_kv_cache.core.prefix_plan import Level, Reach, Whereabouts, choose, reaches_in_memory, reaches_of
 from shoal_kv_cache.movement.promotion import Promoter
 from shoal_kv_cache.movement.sources import Look, Sighting, Source
 from shoal_kv_cache.movement.ssd import Disk
@@ -50,6 +51,7 @@ class Acquirer:
         self._on_filled = on_filled
         self._disk = disk
         self._levels = [Level.RAM, *([Level.SSD] if disk is not None else []), *(one.level for one in sources)]
+        self._local_levels = [one for one in self._levels if one <= Level.SSD]
         self._rates = {one.level: one.rate for one in sources} | ({Level.SSD: disk.rate} if disk is not None else {})
         self._max_loads = max_loads
         self._loading: dict[tuple[Group, bytes], asyncio.Future[None]] = {}
@@ -88,6 +90,31 @@ class Acquirer:
                 del self._running[asked.lease_id]
             future.set_result(None)
 
+    def acquire_at_once(self, asked: Asked) -> pb.AcquireResponse | None:
+        """The same without waiting, where memory has all that can be had. None: nothing has been done, `acquire` it."""
+        known = self._answers.get(asked.lease_id)
+        if known is not None:
+            return known
+        if asked.lease_id in self._running:
+            return None
+        found = self._store.index.find_in_memory(
+            asked.group, asked.hashes, asked.first_index, max_blocks=asked.wish.max_blocks
+        )
+        if found is None:
+            return None
+        reaches = reaches_in_memory(found.usable, asked.wish, self._local_levels)
+        if reaches[0].hit_blocks < asked.wish.max_blocks and not asked.is_from_peer and self._has_sources():
+            return None
+        try:
+            answer = self._answer(asked, found, found.usable, reaches, used=Level.RAM)
+        except ResourceExhausted:
+            # What the caller releases by the same call may make room.
+            return None
+        if answer.runs:
+            self._answers[asked.lease_id] = answer
+        self._count(asked, answer)
+        return answer
+
     def release(self, lease_id: str) -> None:
         """Unpins, or gives up what is being loaded for it; unknown leases are fine."""
         self._running.pop(lease_id, None)
@@ -111,10 +138,10 @@ class Acquirer:
         while True:
             found = self._store.index.find(asked.group, asked.hashes, asked.first_index)
             where = self._here(found, asked)
-            reaches = self._reaches(where, found, asked, [one for one in self._levels if one <= Level.SSD])
+            reaches = self._reaches(where, found, asked, self._local_levels)
             left_s = deadline_s - self._clock()
             if not self._may_load(asked, reaches, left_s):
-                return self._answer(asked, found, reaches, used=Level.RAM)
+                return self._answer(asked, found, self._usable(asked, found), reaches, used=Level.RAM)
             missing = self._first_missing(asked, where)
             other = self._loading.get((asked.group, missing))
             if other is None:
@@ -141,7 +168,10 @@ class Acquirer:
         ):
             return False
         is_more_here = local.load_bytes > 0
-        return is_more_here or (not asked.is_from_peer and any(one.is_there for one in self._sources))
+        return is_more_here or (not asked.is_from_peer and self._has_sources())
+
+    def _has_sources(self) -> bool:
+        return any(one.is_there for one in self._sources)
 
     async def _load(self, asked: Asked, found: Found, where: Whereabouts, deadline_s: float) -> pb.AcquireResponse:
         begun = self._store.epochs.now
@@ -167,7 +197,7 @@ class Acquirer:
                 await self._fetch(asked, found, where, chosen, sightings, begun, deadline_s)
             # The lease of loading still pins what was found, so that this finds it too.
             now_found = self._store.index.find(asked.group, asked.hashes, asked.first_index)
-            return self._answer(asked, now_found, reaches, used=chosen.level)
+            return self._answer(asked, now_found, self._usable(asked, now_found), reaches, used=chosen.level)
         finally:
             self._store.release(loading_id)
             for sighting in sightings.values():
@@ -246,9 +276,13 @@ class Acquirer:
             rates=self._rates,
         )
 
-    def _answer(self, asked: Asked, found: Found, reaches: Sequence[Reach], *, used: Level) -> pb.AcquireResponse:
+    def _usable(self, asked: Asked, found: Found) -> Usable:
+        return found.usable(Copy.RAM, max_hit_tokens=asked.wish.max_blocks * BLOCK_TOKENS)
+
+    def _answer(
+        self, asked: Asked, found: Found | InMemory, usable: Usable, reaches: Sequence[Reach], *, used: Level
+    ) -> pb.AcquireResponse:
         """Pins and offers what is in memory now. No await from `find` to here."""
-        usable = found.usable(Copy.RAM, max_hit_tokens=asked.wish.max_blocks * BLOCK_TOKENS)
         wish = asked.wish
         snapshot = None if wish.blocks_only else usable.snapshot
         bound = max(usable.hit_tokens, usable.replay_tokens)
@@ -267,7 +301,12 @@ class Acquirer:
         return answer
 
     def _offer(
-        self, asked: Asked, found: Found, count: int, snapshot: FoundSnapshot | None, answer: pb.AcquireResponse
+        self,
+        asked: Asked,
+        found: Found | InMemory,
+        count: int,
+        snapshot: FoundSnapshot | None,
+        answer: pb.AcquireResponse,
     ) -> None:
         ends_at_s = self._clock() + asked.lease_s
         self._store.pin(asked.lease_id, asked.owner_id, ends_at_s, found, count, snapshot)

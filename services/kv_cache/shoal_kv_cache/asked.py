@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
@@ -27,9 +27,8 @@ _TIERS = {
 _MAX_ID_CHARS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """An acquire, parsed and checked."""
+class Asked(NamedTuple):
+    """An acquire, parsed and checked. A tuple, not a dataclass, which would be a tenth of the time to answer it."""
 
     lease_id: str
     owner_id: str
@@ -49,26 +48,29 @@ def asked_of(request: pb.AcquireRequest, *, max_lease_s: float, budget_s: float)
     hashes = list(request.block_hashes)
     if set(map(len, hashes)) - {HASH_BYTES}:
         raise InvalidArgument.at("block_hashes", f"each must be {HASH_BYTES} bytes", reason="MALFORMED_CHAIN")
-    for field in ("max_hit_tokens", "position_begin"):
-        if getattr(request, field) % BLOCK_TOKENS:
+    max_hit_tokens, position_begin = request.max_hit_tokens, request.position_begin
+    for field, value in (("max_hit_tokens", max_hit_tokens), ("position_begin", position_begin)):
+        if value % BLOCK_TOKENS:
             raise InvalidArgument.at(field, f"must be a multiple of {BLOCK_TOKENS}", reason="MALFORMED_CHAIN")
     # A zero byte is in the names of this node's own leases.
     # Another node adds its own name to what it was given.
     max_chars = 2 * _MAX_ID_CHARS if request.is_from_peer else _MAX_ID_CHARS
-    if not 0 < len(request.lease_id) <= max_chars or "\0" in request.lease_id:
+    lease_id = request.lease_id
+    if not 0 < len(lease_id) <= max_chars or "\0" in lease_id:
         raise InvalidArgument.at("lease_id", f"must be 1 to {max_chars} characters, none of them zero")
-    if request.position_begin > MAX_POSITIONS:
+    if position_begin > MAX_POSITIONS:
         raise InvalidArgument.at("position_begin", f"at most {MAX_POSITIONS}", reason="MALFORMED_CHAIN")
-    check_names(request.kv_id, request.numerics_id, request.tenant_tag)
-    first_index = request.position_begin // BLOCK_TOKENS
+    group = Group(request.kv_id, request.numerics_id, request.tenant_tag)
+    check_names(group.kv_id, group.numerics_id, group.tenant_tag)
+    first_index = position_begin // BLOCK_TOKENS
     return Asked(
-        lease_id=request.lease_id,
+        lease_id=lease_id,
         owner_id=request.owner_id,
-        group=Group(request.kv_id, request.numerics_id, request.tenant_tag),
+        group=group,
         hashes=hashes,
         first_index=first_index,
         wish=Wish(
-            max_blocks=min(request.max_hit_tokens // BLOCK_TOKENS, first_index + len(hashes)),
+            max_blocks=min(max_hit_tokens // BLOCK_TOKENS, first_index + len(hashes)),
             want_replay=request.want_replay,
             blocks_only=request.blocks_only,
             replay_reach_tokens=request.replay_reach_tokens,

@@ -68,6 +68,8 @@ class Fills:
 
     def retry(self) -> None:
         """Frees what has no writer any more. Cheap when nothing is kept."""
+        if not self._kept:
+            return
         kept, self._kept = self._kept, []
         for fill, slabs in kept:
             if fill.end():

@@ -35,11 +35,10 @@ def check_begin(begin: pb.PutBegin) -> None:
 
 def check_names(kv_id: str, numerics_id: str, tenant_tag: bytes) -> None:
     """Raises InvalidArgument for names longer than any that we make: every place that keeps them has its own limit."""
-    for field, size in (
-        ("kv_id", len(kv_id.encode())),
-        ("numerics_id", len(numerics_id.encode())),
-        ("tenant_tag", len(tenant_tag)),
-    ):
+    sizes = len(kv_id.encode()), len(numerics_id.encode()), len(tenant_tag)
+    if max(sizes) <= MAX_NAME_BYTES:
+        return
+    for field, size in zip(("kv_id", "numerics_id", "tenant_tag"), sizes, strict=True):
         if size > MAX_NAME_BYTES:
             raise InvalidArgument.at(field, f"{size} bytes, at most {MAX_NAME_BYTES}")
 

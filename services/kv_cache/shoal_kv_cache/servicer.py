@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -47,14 +47,29 @@ class KvCacheServicer(pb_grpc.KvCacheServiceServicer):
             max_lease_s=config.max_lease_s,
             budget_s=min(config.load_timeout_s, time_left_s if time_left_s is not None else config.load_timeout_s),
         )
-        for lease_id in request.release_lease_ids:
-            self._node.acquirer.release(lease_id)
+        self._release_all(request.release_lease_ids)
         self._node.expire()
         # What it holds may have been flushed while it was away.
         flushes = self._node.flushes
         if not flushes.may_serve() and not await flushes.wait_caught_up(asked.budget_s):
             return pb.AcquireResponse()
         return await self._node.acquirer.acquire(asked)
+
+    def acquire_at_once(self, request: pb.AcquireRequest) -> pb.AcquireResponse | None:
+        """Acquire, where memory answers it without waiting. Leases that end with the call end after the answer."""
+        ended = request.release_lease_ids
+        if not self._node.flushes.may_serve() or request.lease_id in ended:
+            return None
+        asked = asked_of(request, max_lease_s=self._config.max_lease_s, budget_s=self._config.load_timeout_s)
+        self._node.expire()
+        answer = self._node.acquirer.acquire_at_once(asked)
+        if answer is not None and ended:
+            asyncio.get_running_loop().call_soon(self._release_all, list(ended))
+        return answer
+
+    def _release_all(self, lease_ids: Sequence[str]) -> None:
+        for lease_id in lease_ids:
+            self._node.acquirer.release(lease_id)
 
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
         """Release, from wherever it came."""

@@ -13,6 +13,7 @@ from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, Entry, Form, Group, Key, Kind
 from shoal_kv_cache.core.flush_epochs import FlushEpochs
 from shoal_kv_cache.core.found import Found, FoundSnapshot
+from shoal_kv_cache.core.in_memory import InMemory
 from shoal_kv_cache.core.index import Index, Outcome
 from shoal_kv_cache.events import EventStream
 from shoal_kv_cache.fills import Fills
@@ -80,7 +81,13 @@ class Store:
     # Leases
 
     def pin(
-        self, lease_id: str, owner_id: str, ends_at_s: float, found: Found, block_count: int, last: FoundSnapshot | None
+        self,
+        lease_id: str,
+        owner_id: str,
+        ends_at_s: float,
+        found: Found | InMemory,
+        block_count: int,
+        last: FoundSnapshot | None,
     ) -> None:
         """Keeps a prefix where it is, right after it was found. Raises TooManyLeases."""
         if block_count or last is not None:
@@ -89,7 +96,7 @@ class Store:
     def offer(
         self,
         lease_id: str,
-        found: Found,
+        found: Found | InMemory,
         block_count: int,
         last: FoundSnapshot | None,
         offer: transport_pb.TransportOffer,
@@ -102,8 +109,7 @@ class Store:
             runs.append(
                 export.add_run(
                     _spec(found.group, Kind.BLOCK, found.form, found.first_index * BLOCK_TOKENS),
-                    found.checksums[:block_count].tolist(),
-                    found.slabs[:block_count].tolist(),
+                    *found.columns(block_count),
                 )
             )
         if last is not None:
@@ -125,6 +131,8 @@ class Store:
         """Ends the leases whose time is over; returns their ids."""
         changes = Changes()
         ended = self.index.expire(now_s, changes)
+        if not ended:
+            return []
         self._end_exports(ended)
         self.settle(changes)
         return ended

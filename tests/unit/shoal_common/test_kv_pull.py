@@ -27,6 +27,7 @@ from shoal_common.errors import (
     NotFound,
 )
 from shoal_common.kv_transport import (
+    BegunCall,
     KvPuller,
     SharedArena,
     SlabArena,
@@ -421,6 +422,91 @@ async def test_a_call_outlives_the_end_of_an_idle_connection_and_not_that_of_the
     with pytest.raises((StreamUnreachable, StreamBroken)):
         await _call(caller, address, "z")
     caller.close()
+
+
+@BY_TCP_OR_UNIX
+async def test_what_needs_no_waiting_is_answered_before_the_handler_is_asked(
+    caller: StreamCaller, is_local: bool
+) -> None:
+    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double, _at_once)}
+    async with holder(None, calls=calls) as held:
+        address = _address(held, is_local=is_local)
+        for text, answer in (("now", "at once"), ("later", "laterlater"), ("now", "at once")):
+            assert await _call(caller, address, text) == answer
+        with pytest.raises(InvalidArgument, match="never"):
+            await _call(caller, address, "never")
+        with pytest.raises(Internal, match="internal error"):
+            await _call(caller, address, "broken")
+        assert await _call(caller, address, "now") == "at once"
+    caller.close()
+
+
+def _at_once(request: cache_pb.ReleaseRequest) -> cache_pb.ReleaseRequest | None:
+    if request.lease_id == "never":
+        raise InvalidArgument.at("lease_id", "never")
+    if request.lease_id == "broken":
+        raise ZeroDivisionError
+    return cache_pb.ReleaseRequest(lease_id="at once") if request.lease_id == "now" else None
+
+
+@BY_TCP_OR_UNIX
+async def test_an_answer_is_there_when_its_call_has_begun_or_comes_when_it_is_finished(
+    caller: StreamCaller, is_local: bool
+) -> None:
+    may_answer = threading.Event()
+
+    async def later(request: cache_pb.ReleaseRequest) -> cache_pb.ReleaseRequest:
+        await asyncio.to_thread(may_answer.wait, 20)
+        return cache_pb.ReleaseRequest(lease_id="later")
+
+    def begin(text: str) -> BegunCall[cache_pb.ReleaseRequest]:
+        asked = cache_pb.ReleaseRequest(lease_id=text)
+        return caller.begin(address, "Double", asked, cache_pb.ReleaseRequest, timeout_s=10)
+
+    with _holder_elsewhere({"Double": StreamCall(cache_pb.ReleaseRequest, later, _at_once)}) as addresses:
+        address = addresses[is_local]
+        count = 0
+        # The first finds no connection, and a busy machine may take longer than the loop stands still for.
+        for _ in range(200):
+            begun = begin("now")
+            count += begun.is_answered
+            if not begun.is_answered:
+                await caller.finish(begun)
+            assert begun.answer().lease_id == "at once"
+        assert count
+        waiting = begin("x")
+        assert not waiting.is_answered
+        may_answer.set()
+        await caller.finish(waiting)
+        assert waiting.answer().lease_id == "later"
+    # It has let go of the connection.
+    gone = begin("now")
+    assert not gone.is_answered
+    with pytest.raises((StreamBroken, StreamUnreachable)):
+        await caller.finish(gone)
+    caller.close()
+
+
+@contextmanager
+def _holder_elsewhere(calls: dict[str, StreamCall]) -> Iterator[tuple[str, str]]:
+    """Its addresses, by TCP and by the socket; served by an event loop of its own."""
+    addresses: list[tuple[str, str]] = []
+    is_up, is_over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with holder(None, calls=calls) as held:
+            addresses.append((_address(held), _address(held, is_local=True)))
+            is_up.set()
+            await asyncio.to_thread(is_over.wait, 60)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert is_up.wait(20)
+        yield addresses[0]
+    finally:
+        is_over.set()
+        thread.join(20)
 
 
 async def test_processes_of_other_users_are_cut_off_the_socket_for_calls() -> None:

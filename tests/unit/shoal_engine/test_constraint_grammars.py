@@ -111,6 +111,21 @@ def test_text_may_end_in_calls(text: str, is_taken: bool) -> None:
     assert takes(matcher(ConstraintKind.STRUCTURAL_TAG, tag("auto")), text) is is_taken
 
 
+@pytest.mark.parametrize(
+    ("text", "is_taken"),
+    [
+        ("\n\n<｜DSML｜ calls>\n" + invoke("none") + CALLS_END, True),
+        ("\n\n<｜DSML｜ calls>\n" + invoke("none") * 2 + CALLS_END, True),
+        ("\n\n<｜DSML｜ calls>\n" + invoke("storm") + CALLS_END, False),
+        ("hi\n\n<｜DSML｜ calls>\n" + invoke("none") + CALLS_END, False),
+        (invoke("none") + CALLS_END, False),
+        ("", False),
+    ],
+)
+def test_any_tool_is_called_where_the_prompt_has_not_begun_it(text: str, is_taken: bool) -> None:
+    assert takes(matcher(ConstraintKind.STRUCTURAL_TAG, tag("any")), text) is is_taken
+
+
 def test_text_beside_calls_may_be_held_to_a_schema() -> None:
     block = "\n\n<｜DSML｜ calls>\n" + invoke("none") + CALLS_END
     for text, is_taken in [
@@ -128,7 +143,7 @@ def test_the_spelling_of_a_tag_s_token_cannot_come_out_of_other_tokens() -> None
     at = matcher(ConstraintKind.STRUCTURAL_TAG, tag("auto"))
     spelled = [token for char in "｜DSML｜" for token in ids_of(char)]
     assert DSML not in spelled
-    assert not all(at.accept(token) for token in spelled)
+    assert not all(at.commit(token) for token in spelled)
 
 
 def test_random_calls_are_read_back_with_arguments_that_validate() -> None:
@@ -214,7 +229,7 @@ def test_a_grammar_may_nest() -> None:
 def test_special_tokens_are_no_text(kind: ConstraintKind, text: str) -> None:
     at = matcher(kind, text)
     if kind is ConstraintKind.JSON_SCHEMA:
-        assert at.accept(ids_of('"')[0])
+        assert at.commit(ids_of('"')[0])
     ids = set(allowed(at).tolist())
     assert len(ids) > 1000
     assert not ids & {0, 2, 3, 4, 5, THINK_END, DSML, 8, 9, *range(3569, 4096)}
@@ -226,8 +241,8 @@ def test_the_end_is_allowed_exactly_where_the_text_is_complete() -> None:
     at = matcher(ConstraintKind.JSON_SCHEMA, '{"type":"integer"}')
     assert EOS not in allowed(at)
     for char, may_end in [("-", False), ("1", True), ("0", True)]:
-        assert at.accept(ids_of(char)[0])
+        assert at.commit(ids_of(char)[0])
         assert (EOS in allowed(at)) is may_end
-    assert at.accept(EOS)
+    assert at.commit(EOS)
     assert allowed(at).tolist() == [EOS]
-    assert not at.accept(ids_of("1")[0])
+    assert not at.commit(ids_of("1")[0])

@@ -143,7 +143,7 @@ def test_what_is_cut_is_a_beginning_of_what_would_have_come() -> None:
     assert is_complete
     for cut in range(len(whole)):
         at = matcher(ConstraintKind.JSON_SCHEMA, schema)
-        assert all(at.accept(token) for token in whole[:cut])
+        assert all(at.commit(token) for token in whole[:cut])
         # Any other path from there also comes to an end that validates.
         rest, is_complete = walk(at, cut)
         if is_complete:

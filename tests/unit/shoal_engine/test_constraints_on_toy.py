@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from shoal_common.errors import InvalidArgument
 from shoal_engine.admission import Growth
-from shoal_engine.constraint import Mask
+from shoal_engine.constraint import Mask, lead
 from shoal_engine.planner import FixedWidth
 from shoal_engine.requests import ChoiceStart
 from support.engine_driver import Driver, request
@@ -36,6 +37,11 @@ class OddMatcher:
             bits[token // 32] |= np.uint32(1 << token % 32)
         return True
 
+    def commit(self, token_id: int) -> bool:
+        if len(self.tokens) == self.fails_at:
+            raise InvalidArgument("too much", reason="CONSTRAINT_FAILED")
+        return self.accept(token_id)
+
     def accept(self, token_id: int) -> bool:
         is_over = bool(self.tokens) and self.tokens[-1] == EOS
         is_allowed = token_id == EOS if len(self.tokens) >= self.length else token_id in ODD and token_id != EOS
@@ -54,8 +60,10 @@ class Odd:
     length: int = 30
     fails_at: int | None = None
 
-    def matcher(self, *, avoids_end: bool = False) -> OddMatcher:
-        return OddMatcher(self.length, self.fails_at)
+    def matcher(self, *, avoids_end: bool = False, output: Sequence[int] = ()) -> OddMatcher:
+        made = OddMatcher(self.length, self.fails_at)
+        lead(made, output)
+        return made
 
 
 @pytest.mark.parametrize("width", [0, 3, 5])

@@ -204,3 +204,18 @@ def test_a_generation_carries_its_constraint(encoder: Encoder, tokenizer: Tokeni
     found = prepare_now(made, encoder).request.constraint
     assert found is not None
     assert found.constraint.start_after_ids == tuple(tokenizer.encode("</think>"))
+
+
+@pytest.mark.parametrize("tool_type", [{}, {"type": "custom"}])
+def test_any_of_messages_demands_one_of_the_tools(encoder: Encoder, tool_type: dict[str, str]) -> None:
+    """The recipe takes it for `auto`, and a tool that says it is the client's own for one of a server."""
+    tools = [{**tool_type, "name": name, "input_schema": {"type": "object"}} for name in ("f", "g")]
+    body = {**PLAIN, "max_tokens": 9, "tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    found = encoder.chat_now(body, MESSAGES_DIALECT).request.constraint
+    assert found is not None
+    assert json.loads(found.constraint.text) == {
+        "type": "tool_calls",
+        "choice": "any",
+        "parallel": False,
+        "tools": [{"name": "f"}, {"name": "g"}],
+    }

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal_kv_cache.core import holdings, lookup, pins, storing
+from shoal_kv_cache.core import holdings, in_memory, lookup, pins, storing
 from shoal_kv_cache.core.changes import Changes
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, Entry, Form, Group, Key, Kind
-from shoal_kv_cache.core.found import NO_LOCATION, NO_SLAB, Copy
+from shoal_kv_cache.core.found import NO_LOCATION, NO_SLAB, Copy, Found
+from shoal_kv_cache.core.in_memory import InMemory
 from shoal_kv_cache.core.index import Index
 from shoal_kv_cache.core.leases import Leases, TooManyLeases
 from shoal_kv_cache.core.results import Outcome
@@ -31,7 +32,7 @@ ROOT = b"\xff" * 32
 @pytest.fixture(autouse=True, scope="module")
 def _short_segments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (holdings, lookup, pins, storing, naive_index):
+        for module in (holdings, in_memory, lookup, pins, storing, naive_index):
             patch.setattr(module, "SEGMENT_BLOCKS", SEGMENT)
         yield
 
@@ -163,6 +164,15 @@ def test_entries_of_a_put_may_come_in_any_order() -> None:
     found = made.find(GROUPS[0], CHAINS[0])
     assert found.slabs.tolist() == [6, 5, 4, 3, 2, 1]
     assert found.locations.tolist() == [NO_LOCATION] * 6
+
+
+def test_chains_of_one_put_have_rows_that_follow_each_other() -> None:
+    made = index_with()
+    entries = [*chain(1, 3, 9), *chain(0, 0, 9, 5)]
+    assert made.store(entries, range(16), Changes()) == [Outcome.STORED] * 16
+    for branch in (0, 1):
+        rows = made.find(GROUPS[0], CHAINS[branch][:9]).rows.tolist()[FORKS[branch] :]
+        assert rows == list(range(rows[0], rows[0] + len(rows)))
 
 
 def test_what_the_disk_has_is_taken_in_any_order_and_orphans_are_given_back() -> None:
@@ -332,11 +342,36 @@ class Pair:
         found = self.real.find(GROUPS[0], CHAINS[branch])
         usable = found.usable(Copy.ANY, max_hit_tokens=length * BLOCK_TOKENS)
         lease_id = f"l{self.place(set())}"
-        self.real.pin(lease_id, "o", 1.0, found, block_count=length, snapshot=usable.snapshot)
+        in_memory = self.in_memory(branch, 0, length, found)
+        for first in range(1, min(found.block_count, length + 1)):
+            self.in_memory(branch, first, length, self.real.find(GROUPS[0], CHAINS[branch][first:], first))
+        self.real.pin(
+            lease_id,
+            "o",
+            1.0,
+            in_memory if in_memory is not None else found,
+            block_count=length,
+            snapshot=usable.snapshot,
+        )
         read = {slab for slab in found.slabs[:length].tolist() if slab != NO_SLAB}
         if usable.snapshot is not None and usable.snapshot.slab is not None:
             read.add(usable.snapshot.slab)
         self.model.leases[lease_id] = read
+
+    def in_memory(self, branch: int, first: int, max_blocks: int, found: Found) -> InMemory | None:
+        """What says the same faster is there whenever all is in memory, and says the same."""
+        told = self.real.find_in_memory(GROUPS[0], CHAINS[branch][first:], first, max_blocks=max_blocks)
+        is_there = found.block_count > 0 and found.ram_count == found.block_count and bool(found.snapshot_in_ram.all())
+        assert (told is not None) == is_there
+        if told is not None:
+            assert list(told.rows) == found.rows.tolist()
+            assert (told.checksums, told.slabs) == found.columns(found.block_count)
+            assert (told.group, told.first_index, told.form) == (found.group, found.first_index, found.form)
+            assert told.usable == found.usable(Copy.RAM, max_hit_tokens=max_blocks * BLOCK_TOKENS)
+            for count in range(found.block_count + 1):
+                assert told.columns(count) == found.columns(count)
+                assert told.ends(count) == pins.ends(found, count)
+        return told
 
     def evict(self, what: str, size_bytes: int, changes: Changes) -> None:
         before = {key: (copies.slab, copies.location) for key, copies in self.model.visible.items()}

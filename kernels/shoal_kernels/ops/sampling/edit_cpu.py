@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NO_IDS, _NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 _NO_COUNTS = np.empty(0, np.int32)
-_ALL, _NONE = np.int32(-1), np.int32(0)
+_ALL, _LOWEST = np.int32(-1), np.int32(1)
 
 
 @kernel("void(f4[::1], i8[::1], f4[::1], i8[::1], f4, i8[::1], i4[::1], f4, f4)")
@@ -40,19 +40,18 @@ def _edit(
 
 @kernel("void(f4[::1], i4[::1])")
 def _mask(z: Any, words: Any) -> None:
+    # A fixed count of 32 lets the compiler do without a branch per id; the last word may have fewer.
     vocab = z.shape[0]
-    for w in range(words.shape[0]):
+    full = vocab // 32
+    for w in range(full):
         word = words[w]
-        if word == _ALL:
-            continue
-        start = w * 32
-        part = z[start : min(start + 32, vocab)]
-        if word == _NONE:
-            for i in range(part.shape[0]):
-                part[i] = -INF
-        else:
-            for i in range(part.shape[0]):
-                part[i] = part[i] if (word >> i) & 1 else -INF
+        if word != _ALL:
+            for i in range(32):
+                at = w * 32 + i
+                z[at] = z[at] if (word >> np.int32(i)) & _LOWEST else -INF
+    for at in range(full * 32, vocab):
+        if not (words[full] >> np.int32(at % 32)) & _LOWEST:
+            z[at] = -INF
 
 
 @kernel("void(f4[::1], f4)")
@@ -68,7 +67,7 @@ def edit_logits(
     kept = logits if in_place and logits.is_contiguous() else logits.clone(memory_format=torch.contiguous_format)
     z, inverse = kept.numpy(), inverse_temperature.numpy()
     for at, row in enumerate(rows):
-        if row.is_edited:
+        if row.is_shifted:
             _edit(
                 z[at],
                 _of(row.bias_ids, _NO_IDS),
@@ -80,8 +79,8 @@ def edit_logits(
                 np.float32(row.frequency_penalty),
                 np.float32(row.presence_penalty),
             )
-            if row.allowed is not None:
-                _mask(z[at], row.allowed.numpy())
+        if row.allowed is not None:
+            _mask(z[at], row.allowed.numpy())
         if inverse[at] != ONE:
             _scale(z[at], inverse[at])
     return kept

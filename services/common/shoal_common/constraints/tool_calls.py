@@ -2,11 +2,11 @@
 
 As JSON text:
 
-    {"type": "tool_calls", "choice": "auto" | "required", "parallel": true, "tools": [{"name": N, "parameters": S}],
-     "content": S}
+    {"type": "tool_calls", "choice": "auto" | "any" | "required", "parallel": true,
+     "tools": [{"name": N, "parameters": S}], "content": S}
 
-choice      auto: any text, or `content`, that may end in a block of calls; required: the prompt has opened the block
-            already, at least one call comes, and nothing after the block
+choice      auto: any text, or `content`, that may end in a block of calls; any: a block of at least one call and
+            nothing else; required: the same where the prompt has opened the block already
 parallel    false: one call at most. Absent: true
 parameters  JSON Schema of the arguments, an object. Absent: any arguments
 content     JSON Schema of the text outside the block, for choice auto. Absent: any text
@@ -40,6 +40,8 @@ class ToolCallTag:
 
     tools: tuple[Tool, ...]
     is_required: bool
+    is_opened: bool
+    """By the prompt; only where calls are required."""
     is_parallel: bool
     content: Schema | None
 
@@ -53,8 +55,8 @@ def parse_tag(text: str, field: str) -> ToolCallTag:
     if unknown:
         raise invalid(field, f"field {min(unknown)[:100]!r} is unknown")
     choice, is_parallel = value.get("choice"), value.get("parallel", True)
-    if choice not in ("auto", "required"):
-        raise invalid(field, 'choice must be "auto" or "required"')
+    if choice not in ("auto", "any", "required"):
+        raise invalid(field, 'choice must be "auto", "any" or "required"')
     if not isinstance(is_parallel, bool):
         raise invalid(field, "parallel must be true or false")
     tools = value.get("tools")
@@ -65,10 +67,16 @@ def parse_tag(text: str, field: str) -> ToolCallTag:
         raise invalid(field, "two tools have the same name")
     content = value.get("content")
     if content is not None:
-        if choice == "required":
+        if choice != "auto":
             raise invalid(field, "content has no place where the calls are required")
         check_schema(content, f"{field}.content")
-    return ToolCallTag(tools=parsed, is_required=choice == "required", is_parallel=is_parallel, content=content)
+    return ToolCallTag(
+        tools=parsed,
+        is_required=choice != "auto",
+        is_opened=choice == "required",
+        is_parallel=is_parallel,
+        content=content,
+    )
 
 
 def _tool(tool: Any, field: str) -> Tool:

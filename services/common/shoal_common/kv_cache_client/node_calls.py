@@ -10,6 +10,7 @@ from shoal.kv_cache.v1 import kv_cache_service_pb2_grpc as rpc
 
 from shoal_common.errors import DeadlineExceeded
 from shoal_common.kv_transport import (
+    BegunCall,
     KvPuller,
     StreamBroken,
     StreamCaller,
@@ -33,15 +34,37 @@ class NodeCalls:
         self._caller = caller
         self._streams: dict[str, list[str]] = {}
 
-    async def acquire(self, request: pb.AcquireRequest, channel: Channel, *, timeout_s: float) -> pb.AcquireResponse:
+    def begin_acquire(
+        self, request: pb.AcquireRequest, channel: Channel, *, timeout_s: float
+    ) -> BegunCall[pb.AcquireResponse] | None:
+        """Acquire, sent and perhaps answered. None where no stream is known. `acquire` goes on with it."""
+        streams = self._streams.get(channel.address)
+        if not streams:
+            return None
+        return self._caller.begin(streams[0], "Acquire", request, pb.AcquireResponse, timeout_s=timeout_s)
+
+    async def acquire(
+        self,
+        request: pb.AcquireRequest,
+        channel: Channel,
+        *,
+        timeout_s: float,
+        begun: BegunCall[pb.AcquireResponse] | None = None,
+    ) -> pb.AcquireResponse:
         """Acquire. Idempotent by lease_id, so that a broken stream can be followed by gRPC."""
         ends_s = time.monotonic() + timeout_s
         left_s, streams = timeout_s, self._streams.get(channel.address)
         while streams:
+            if begun is None:
+                begun = self._caller.begin(streams[0], "Acquire", request, pb.AcquireResponse, timeout_s=left_s)
             try:
-                return await self._caller.call(streams[0], "Acquire", request, pb.AcquireResponse, timeout_s=left_s)
+                if not begun.is_answered:
+                    await self._caller.finish(begun)
+                return begun.answer()
             except (StreamUnreachable, StreamBroken):
-                del streams[:1]
+                if streams[:1] == [begun.address]:
+                    del streams[:1]
+                begun = None
             left_s = max(_LEAST_S, ends_s - time.monotonic())
         left_s = ends_s - time.monotonic()
         if left_s < _LEAST_S:

@@ -28,8 +28,9 @@ class CacheNodes:
 
     def pick(self) -> str | None:
         """host:port of the node to talk to now; None while there is none."""
-        now_s = self._clock()
-        self._rest_until_s = {one: until_s for one, until_s in self._rest_until_s.items() if until_s > now_s}
+        if self._rest_until_s:
+            now_s = self._clock()
+            self._rest_until_s = {one: until_s for one, until_s in self._rest_until_s.items() if until_s > now_s}
         return next((one for one in self._in_order() if one not in self._rest_until_s), None)
 
     def failed(self, address: str) -> None:

@@ -21,7 +21,7 @@ from shoal_common.kv_cache_client.node_calls import NodeCalls
 from shoal_common.kv_cache_client.nodes import CacheNodes
 from shoal_common.kv_cache_client.release_queue import ReleaseQueue
 from shoal_common.kv_cache_client.runs import leading
-from shoal_common.kv_transport import KvPuller, StreamCaller
+from shoal_common.kv_transport import BegunCall, KvPuller, StreamCaller
 from shoal_common.rpc import Channel, Channels, from_rpc_error, is_transport_failure
 from shoal_common.telemetry import Metrics
 
@@ -114,7 +114,8 @@ class PrefixCache:
         lease_s: float,
     ) -> None:
         self._channels, self._puller, self._nodes, self._owner_id = channels, puller, nodes, owner_id
-        self._acquire_timeout_s, self._pull_timeout_s, self._lease_s = acquire_timeout_s, pull_timeout_s, lease_s
+        self._acquire_timeout_s, self._pull_timeout_s = acquire_timeout_s, pull_timeout_s
+        self._time_to_live = Duration(seconds=round(lease_s))
         self._caller = StreamCaller(ssl_context=puller.ssl_context)
         self._calls = NodeCalls(puller, self._caller)
         self._ended = ReleaseQueue(self._release_all)
@@ -151,7 +152,7 @@ class PrefixCache:
             tenant_tag=tenant_tag,
             block_hashes=hashes,
             max_hit_tokens=max_hit_tokens,
-            time_to_live=Duration(seconds=round(self._lease_s)),
+            time_to_live=self._time_to_live,
             offer=self._puller.offer,
             want_replay=want_replay,
             blocks_only=blocks_only,
@@ -159,13 +160,17 @@ class PrefixCache:
             recompute_tokens_per_s=recompute_tokens_per_s,
             release_lease_ids=self._ended.take(address),
         )
-        acquiring = self._spawn(self._acquire(request, channel))
-        try:
-            answer = await asyncio.shield(acquiring)
-        except asyncio.CancelledError:
-            # The node may have pinned already; only its answer tells.
-            self._spawn(self._release_after(acquiring, request.lease_id, channel))
-            raise
+        begun = self._calls.begin_acquire(request, channel, timeout_s=self._acquire_timeout_s)
+        if begun is not None and begun.is_answered:
+            answer = self._told(begun, request, channel)
+        else:
+            acquiring = self._spawn(self._acquire(request, channel, begun))
+            try:
+                answer = await asyncio.shield(acquiring)
+            except asyncio.CancelledError:
+                # The node may have pinned already; only its answer tells.
+                self._spawn(self._release_after(acquiring, request.lease_id, channel))
+                raise
         if answer is None:
             yield Prefix(self)
             return
@@ -217,14 +222,32 @@ class PrefixCache:
         task.add_done_callback(self._beside.discard)
         return task
 
-    async def _acquire(self, request: pb.AcquireRequest, channel: Channel) -> pb.AcquireResponse | None:
-        """None when it failed; what it was to release, and the lease that it may have got, are then released."""
+    async def _acquire(
+        self, request: pb.AcquireRequest, channel: Channel, begun: BegunCall[pb.AcquireResponse] | None
+    ) -> pb.AcquireResponse | None:
+        """None when it failed."""
         try:
-            return await self._calls.acquire(request, channel, timeout_s=self._acquire_timeout_s)
+            return await self._calls.acquire(request, channel, timeout_s=self._acquire_timeout_s, begun=begun)
         except (MeshError, grpc.aio.AioRpcError) as error:
-            self.failed("acquire", error, channel)
-            self._ended.add(channel.address, [*request.release_lease_ids, request.lease_id])
+            self._not_acquired(error, request, channel)
             return None
+
+    def _told(
+        self, begun: BegunCall[pb.AcquireResponse], request: pb.AcquireRequest, channel: Channel
+    ) -> pb.AcquireResponse | None:
+        """The same of a call that was answered at once."""
+        try:
+            return begun.answer()
+        except MeshError as error:
+            self._not_acquired(error, request, channel)
+            return None
+
+    def _not_acquired(
+        self, error: MeshError | grpc.aio.AioRpcError, request: pb.AcquireRequest, channel: Channel
+    ) -> None:
+        """What it was to release, and the lease that it may have got, are released."""
+        self.failed("acquire", error, channel)
+        self._ended.add(channel.address, [*request.release_lease_ids, request.lease_id])
 
     async def _release_after(
         self, acquiring: asyncio.Task[pb.AcquireResponse | None], lease_id: str, channel: Channel

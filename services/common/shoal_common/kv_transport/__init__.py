@@ -12,7 +12,7 @@ from shoal_common.kv_transport.payloads import ITEM_BYTES, PayloadSpec, RunSpec,
 from shoal_common.kv_transport.puller import KvPuller, stream_address
 from shoal_common.kv_transport.servicer import KvTransportServicer
 from shoal_common.kv_transport.slabs import SlabArena
-from shoal_common.kv_transport.stream_caller import StreamCaller
+from shoal_common.kv_transport.stream_caller import BegunCall, StreamCaller
 from shoal_common.kv_transport.stream_calls import StreamCall
 from shoal_common.kv_transport.stream_client import StreamUnreachable
 from shoal_common.kv_transport.stream_frames import StreamBroken
@@ -23,6 +23,7 @@ __all__ = [
     "ITEM_BYTES",
     "Arena",
     "ArenaFull",
+    "BegunCall",
     "Export",
     "ExportTable",
     "KvPuller",

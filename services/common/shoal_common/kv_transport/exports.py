@@ -217,6 +217,7 @@ class ExportTable:
         self._max_exports = max_exports
         self._stream_address, self._call_socket = stream_address, call_socket
         self._exports: dict[str, Export] = {}
+        self._shared: tuple[tuple[str, str, int], pb.TransportGrant] | None = None
 
     def __len__(self) -> int:
         return len(self._exports)
@@ -265,15 +266,12 @@ class ExportTable:
 
     def _grant(self, offer: pb.TransportOffer, export_id: str) -> pb.TransportGrant:
         """The stream's address goes along whatever the way: it is the next one where that fails."""
+        if self.arena is not None and self._shares_memory(offer):
+            return self._shared_grant(self.arena, export_id)
         grant = pb.TransportGrant(
             kind=pb.TRANSPORT_KIND_GRPC, export_id=export_id, stream_address=self._stream_address()
         )
-        if self.arena is not None and self._shares_memory(offer):
-            grant.kind = pb.TRANSPORT_KIND_SHM
-            grant.arena_name, grant.arena_nonce = self.arena.name, self.arena.nonce
-            grant.call_socket = self._call_socket()
-            grant.slab_bytes, grant.first_slab_offset = self.arena.slab_bytes, self.arena.first_slab_offset
-        elif (engine := next((one for one in self._engines if one[0] in offer.kinds), None)) and self.arena is not None:
+        if (engine := next((one for one in self._engines if one[0] in offer.kinds), None)) and self.arena is not None:
             grant.kind, grant.peer = engine
             grant.base_address = self._base_address
             grant.slab_bytes, grant.first_slab_offset = self.arena.slab_bytes, self.arena.first_slab_offset
@@ -281,11 +279,31 @@ class ExportTable:
             grant.kind = pb.TRANSPORT_KIND_TCP
         return grant
 
+    def _shared_grant(self, arena: Arena, export_id: str) -> pb.TransportGrant:
+        """All but the id stays the same until something is started or cut."""
+        what_changes = self._stream_address(), self._call_socket(), arena.slab_bytes
+        if self._shared is None or self._shared[0] != what_changes:
+            self._shared = (
+                what_changes,
+                pb.TransportGrant(
+                    kind=pb.TRANSPORT_KIND_SHM,
+                    stream_address=what_changes[0],
+                    call_socket=what_changes[1],
+                    slab_bytes=arena.slab_bytes,
+                    first_slab_offset=arena.first_slab_offset,
+                    arena_name=arena.name,
+                    arena_nonce=arena.nonce,
+                ),
+            )
+        grant = pb.TransportGrant()
+        grant.CopyFrom(self._shared[1])
+        grant.export_id = export_id
+        return grant
+
     def _shares_memory(self, offer: pb.TransportOffer) -> bool:
         return (
             self.arena is not None
             and self.arena.name != ""
             and pb.TRANSPORT_KIND_SHM in offer.kinds
-            and offer.host_id != ""
-            and offer.host_id == host_id()
+            and offer.host_id == host_id() != ""
         )

@@ -62,6 +62,7 @@ class KvPuller:
         max_idle_bytes  memory kept for the next pulls
         """
         self._kinds, self._engines = tuple(kinds), {one.kind: one for one in engines}
+        self._offer: pb.TransportOffer | None = None
         self._clock = clock
         self.ssl_context = ssl_context
         self._arenas = MappedArenas()
@@ -73,7 +74,9 @@ class KvPuller:
     @property
     def offer(self) -> pb.TransportOffer:
         """What to send with a request for a grant."""
-        return pb.TransportOffer(kinds=(*self._kinds, *self._engines), host_id=host_id())
+        if self._offer is None:
+            self._offer = pb.TransportOffer(kinds=(*self._kinds, *self._engines), host_id=host_id())
+        return self._offer
 
     async def pull(
         self, grant: pb.TransportGrant, payloads: Sequence[pb.Payload], channel: Channel, *, timeout_s: float

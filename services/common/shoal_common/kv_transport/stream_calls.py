@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError, Message
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind
 
 from shoal_common.errors import DeadlineExceeded, Internal, InvalidArgument, MeshError, Unimplemented
 from shoal_common.kv_transport.stream_frames import Call, FrameBuffer, FrameKind, StreamBroken, pack_frame
 from shoal_common.request_scope import REQUEST_ID_KEY, request_id
 from shoal_common.rpc.status import to_status
-from shoal_common.telemetry import TRACER, extract
+from shoal_common.telemetry import TRACER, extract, may_record
 
 logger = logging.getLogger(__name__)
 
@@ -30,23 +31,39 @@ class StreamCall:
     request_type   protobuf class of the request
     handler        runs on the event loop that started the server, is cancelled when the caller leaves or its deadline
                    passes; a MeshError becomes the caller's, as by gRPC
+    at_once        asked before it, and answers what needs no waiting: without a task, a timer, or a span that nobody
+                   records; None for the rest, and then nothing has been done
     """
 
     request_type: type[Message]
     handler: Callable[[Any], Awaitable[Message]]
+    at_once: Callable[[Any], Message | None] | None = None
+
+
+def begin_call(calls: Mapping[str, StreamCall], body: bytes) -> bytes | Coroutine[Any, Any, bytes]:
+    """The frame that answers a CALL, ANSWER or ERROR, or what makes it. Raises StreamBroken for a body that is none.
+
+    Called on the event loop that runs the handlers.
+    """
+    call = Call.unpack(body)
+    try:
+        method = calls.get(call.method)
+        if method is None:
+            raise Unimplemented(f"the stream has no {call.method!r}", reason="UNKNOWN_METHOD", method=call.method)
+        try:
+            request = method.request_type.FromString(call.request)
+        except DecodeError as error:
+            raise InvalidArgument.at("request", str(error)) from error
+        answer = None if method.at_once is None else _at_once(method.at_once, call, request)
+    except Exception as error:
+        return _failed(call, error)
+    return _answer(method, call, request) if answer is None else pack_frame(FrameKind.ANSWER, answer)
 
 
 async def answer_call(calls: Mapping[str, StreamCall], body: bytes) -> bytes:
-    """The frame that answers a CALL: ANSWER or ERROR. Raises StreamBroken for a body that is none."""
-    call = Call.unpack(body)
-    try:
-        answer = await _handle(calls, call)
-    except MeshError as error:
-        return error_frame(error)
-    except Exception as error:
-        logger.error("unexpected error in a method", extra={"method": call.method}, exc_info=error)
-        return error_frame(Internal(_INTERNAL_MESSAGE))
-    return pack_frame(FrameKind.ANSWER, answer)
+    """As `begin_call`, to its end."""
+    begun = begin_call(calls, body)
+    return begun if isinstance(begun, bytes) else await begun
 
 
 def answer_call_on(
@@ -67,29 +84,48 @@ def error_frame(error: MeshError) -> bytes:
     return pack_frame(FrameKind.ERROR, to_status(error).SerializeToString())
 
 
-async def _handle(calls: Mapping[str, StreamCall], call: Call) -> bytes:
-    method = calls.get(call.method)
-    if method is None:
-        raise Unimplemented(f"the stream has no {call.method!r}", reason="UNKNOWN_METHOD", method=call.method)
+def _at_once(answer_now: Callable[[Any], Message | None], call: Call, request: Message) -> bytes | None:
+    is_recorded = may_record(call.metadata)
+    set_before = request_id.set(call.metadata.get(REQUEST_ID_KEY, ""))
     try:
-        request = method.request_type.FromString(call.request)
-    except DecodeError as error:
-        raise InvalidArgument.at("request", str(error)) from error
+        with _span(call) if is_recorded else nullcontext():
+            answer = answer_now(request)
+    finally:
+        request_id.reset(set_before)
+    return None if answer is None else answer.SerializeToString()
+
+
+async def _answer(method: StreamCall, call: Call, request: Message) -> bytes:
     request_id.set(call.metadata.get(REQUEST_ID_KEY, ""))
-    with TRACER.start_as_current_span(
+    try:
+        with _span(call):
+            try:
+                async with asyncio.timeout(call.timeout_s):
+                    answer = await method.handler(request)
+            except TimeoutError as error:
+                seconds = call.timeout_s
+                raise DeadlineExceeded(f"{call.method} took more than {seconds} s", timeout_s=seconds) from error
+            return pack_frame(FrameKind.ANSWER, answer.SerializeToString())
+    except Exception as error:
+        return _failed(call, error)
+
+
+def _failed(call: Call, error: Exception) -> bytes:
+    if isinstance(error, MeshError):
+        return error_frame(error)
+    logger.error("unexpected error in a method", extra={"method": call.method}, exc_info=error)
+    return error_frame(Internal(_INTERNAL_MESSAGE))
+
+
+def _span(call: Call) -> AbstractContextManager[Span]:
+    return TRACER.start_as_current_span(
         call.method,
         context=extract(call.metadata),
         kind=SpanKind.SERVER,
         attributes={"rpc.system": "shoal_stream", "rpc.method": call.method},
         record_exception=False,
         set_status_on_exception=False,
-    ):
-        try:
-            async with asyncio.timeout(call.timeout_s):
-                return (await method.handler(request)).SerializeToString()
-        except TimeoutError as error:
-            seconds = call.timeout_s
-            raise DeadlineExceeded(f"{call.method} took more than {seconds} s", timeout_s=seconds) from error
+    )
 
 
 class CallConnection(asyncio.Protocol):
@@ -109,6 +145,7 @@ class CallConnection(asyncio.Protocol):
         """admits: asked when it is connected; False cuts it."""
         self._calls, self._idle_s, self._ended, self._admits = calls, idle_s, ended, admits
         self._frames = FrameBuffer()
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._running: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -122,7 +159,7 @@ class CallConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if self._admits(self, transport):
-            self._idle_since_s = asyncio.get_running_loop().time()
+            self._idle_since_s = self._loop.time()
             self._cut_if_idle()
         else:
             self.close()
@@ -142,31 +179,33 @@ class CallConnection(asyncio.Protocol):
             kind, body = frame
             if kind is not FrameKind.CALL or self._running is not None or not self._is_drained():
                 raise StreamBroken("one call at a time")
+            begun = begin_call(self._calls, body)
         except StreamBroken as error:
             logger.debug("stream broken", extra={"error": str(error)})
             self.close()
             return
-        self._running = asyncio.get_running_loop().create_task(self._answer(body))
+        if isinstance(begun, bytes):
+            self._send(begun)
+        else:
+            self._running = self._loop.create_task(self._answer(begun))
 
-    async def _answer(self, body: bytes) -> None:
-        try:
-            frame = await answer_call(self._calls, body)
-        except StreamBroken:
-            self.close()
-            return
+    async def _answer(self, begun: Coroutine[Any, Any, bytes]) -> None:
+        frame = await begun
         self._running = None
+        self._send(frame)
+
+    def _send(self, frame: bytes) -> None:
         if self._transport is not None:
             self._transport.write(frame)
-        self._idle_since_s = asyncio.get_running_loop().time()
+        self._idle_since_s = self._loop.time()
 
     def _is_drained(self) -> bool:
         return self._transport is not None and not self._transport.get_write_buffer_size()
 
     def _cut_if_idle(self) -> None:
         # Looks again when it would be over, instead of setting a timer for every call.
-        loop = asyncio.get_running_loop()
-        left_s = self._idle_s if self._running is not None else self._idle_since_s + self._idle_s - loop.time()
+        left_s = self._idle_s if self._running is not None else self._idle_since_s + self._idle_s - self._loop.time()
         if left_s <= 0:
             self.close()
         else:
-            self._idle = loop.call_later(left_s, self._cut_if_idle)
+            self._idle = self._loop.call_later(left_s, self._cut_if_idle)

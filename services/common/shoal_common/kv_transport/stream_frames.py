@@ -44,6 +44,9 @@ class FrameKind(IntEnum):
     ANSWER = 5
 
 
+_KINDS = {int(kind): kind for kind in FrameKind}
+
+
 class StreamBroken(Unavailable):
     """What came is no frame of ours, or the connection ended inside one."""
 
@@ -128,9 +131,10 @@ def pack_frame(kind: FrameKind, body: Buffer) -> bytes:
 def unpack_header(header: Buffer) -> tuple[FrameKind, int, int]:
     """Kind, body size, checksum of the body. Raises StreamBroken."""
     magic, version, kind, size, checksum = _HEADER.unpack(header)
-    if magic != _MAGIC or version != _VERSION or size > MAX_BODY_BYTES or kind not in FrameKind.__members__.values():
+    known = _KINDS.get(kind)
+    if magic != _MAGIC or version != _VERSION or size > MAX_BODY_BYTES or known is None:
         raise StreamBroken(f"no frame of version {_VERSION}: {bytes(header)!r}")
-    return FrameKind(kind), size, checksum
+    return known, size, checksum
 
 
 def check_body(body: Buffer, checksum: int) -> None:
@@ -145,21 +149,24 @@ class FrameBuffer:
     def __init__(self) -> None:
         self._received = bytearray()
 
-    def feed(self, data: bytes) -> tuple[FrameKind, bytes] | None:
+    def feed(self, data: bytes | bytearray) -> tuple[FrameKind, bytes] | None:
         """The frame that `data` completes, if any. Raises StreamBroken for nonsense, or more than the frame."""
         received = self._received
-        received += data
-        if len(received) < HEADER_BYTES:
-            return None
-        kind, size, checksum = unpack_header(received[:HEADER_BYTES])
-        if len(received) < HEADER_BYTES + size:
-            return None
-        body = bytes(received[HEADER_BYTES:])
-        if len(body) != size:
-            raise StreamBroken(f"{len(body) - size} bytes came after a frame")
-        check_body(body, checksum)
-        received.clear()
-        return kind, body
+        if received:
+            received += data
+            data = received
+        if len(data) >= HEADER_BYTES:
+            kind, size, checksum = unpack_header(data[:HEADER_BYTES])
+            if len(data) >= HEADER_BYTES + size:
+                body = bytes(data[HEADER_BYTES:])
+                if len(body) != size:
+                    raise StreamBroken(f"{len(body) - size} bytes came after a frame")
+                check_body(body, checksum)
+                received.clear()
+                return kind, body
+        if data is not received:
+            received += data
+        return None
 
 
 class TimedSocket:

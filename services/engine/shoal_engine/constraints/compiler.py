@@ -6,28 +6,26 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
-import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLParserLimits
 from shoal_common import constraints
-from shoal_common.constraints import LLGUIDANCE, OutputConstraint, invalid, normalise
+from shoal_common.constraints import LLGUIDANCE, OutputConstraint, normalise
 from shoal_common.errors import Internal, MeshError
 
-from shoal_engine.constraint import Constraint
+from shoal_engine.constraint import Constraint, OutputUnfit, lead
 from shoal_engine.constraints.errors import CompilerBusy, ConstraintFailed, ConstraintTimeout
 from shoal_engine.constraints.grammar import grammar_of
 from shoal_engine.constraints.matcher import TokenMatcher
+from shoal_engine.constraints.prototype import Prototype
 from shoal_engine.constraints.tokenizer import GrammarTokenizer
 
 logger = logging.getLogger(__name__)
 
-_FIXED_BYTES = 64 * 1024
-_BYTES_PER_GRAMMAR_BYTE = 128
-"""Measured with 129,280 tokens: 2.4 MB for a schema of 28 kB; rounded up."""
-_MAX_MESSAGE = 300
 _Key = tuple[str, str]
 
 
@@ -36,30 +34,36 @@ class CompilerLimits:
     """What constraints may cost.
 
     compile_s      from the request to the compiled constraint, waiting included
-    fill_s         CPU seconds of one mask; bounded by the engine's own limits too, so this is a second belt
+    mask_items     parser items of one mask; 400,000 take about 50 ms
+    mask_fuel      of the lexer, for one mask; 200,000 take about 15 ms
+    lexer_states   that one choice's engine builds, and that all drafts of a constraint build together
     cache_bytes    estimated, of all compiled constraints kept
     threads        compile at once
     max_waiting    distinct constraints that wait or compile
     """
 
     compile_s: float = 10.0
-    fill_s: float = 1.0
+    mask_items: int = 400_000
+    mask_fuel: int = 200_000
+    lexer_states: int = 20_000
     cache_bytes: int = 256 * 1024 * 1024
     threads: int = 2
     max_waiting: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("compile_s", "fill_s", "cache_bytes", "threads", "max_waiting"):
+        for name in self.__slots__:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
 
-def engine_limits() -> LLParserLimits:
-    """Bounds of one compile and one mask in the engine's own units: the same on every machine and at any load.
-
-    A mask of 400,000 items takes about 50 ms; 20,000 lexer states are about 40 MB.
-    """
-    return LLParserLimits(step_max_items=400_000, max_lexer_states=20_000, verbose_errors=False)
+def engine_limits(limits: CompilerLimits) -> LLParserLimits:
+    """Bounds of an engine in its own units: the same on every machine and at any load."""
+    return LLParserLimits(
+        step_max_items=limits.mask_items,
+        step_lexer_fuel=limits.mask_fuel,
+        max_lexer_states=limits.lexer_states,
+        verbose_errors=False,
+    )
 
 
 def announced_id() -> str:
@@ -67,36 +71,39 @@ def announced_id() -> str:
     return constraints.constraint_id({LLGUIDANCE: version("llguidance")})
 
 
-class Prototype:
-    """A compiled grammar, and what is estimated that it takes. Copies of it are what matches."""
-
-    def __init__(self, engine: LLMatcher, size_bytes: int) -> None:
-        self._engine, self.size_bytes = engine, size_bytes
-        self._lock = threading.Lock()
-
-    def copy(self) -> LLMatcher:
-        """A matcher that has accepted nothing."""
-        with self._lock:
-            return self._engine.deep_copy()
-
-
-@dataclass(frozen=True, slots=True)
 class CompiledConstraint:
-    """A `Constraint`; may be used from any thread."""
+    """A `Constraint` with matchers made ahead, beside the steps: behind the outputs that its choices have so far."""
 
-    prototype: Prototype
-    source: OutputConstraint
-    tokenizer: GrammarTokenizer
-    fill_s: float
+    def __init__(self, prototype: Prototype, source: OutputConstraint, tokenizer: GrammarTokenizer) -> None:
+        self._prototype, self._source, self._tokenizer = prototype, source, tokenizer
+        self._made: list[tuple[tuple[int, ...], TokenMatcher]] = []
 
-    def matcher(self, *, avoids_end: bool = False) -> TokenMatcher:
+    def prepare(self, output: Sequence[int]) -> None:
+        """Make a matcher that `matcher` will give for this output. A mask's time for every token of it."""
+        made = self._new()
+        # What is wrong with the output shows when the matcher is asked for.
+        with contextlib.suppress(ConstraintFailed, OutputUnfit):
+            lead(made, output)
+            self._made.append((tuple(output), made))
+
+    def matcher(self, *, avoids_end: bool = False, output: Sequence[int] = ()) -> TokenMatcher:
         """See `Constraint.matcher`."""
+        wanted = tuple(output)
+        place = next((i for i, (made_for, _) in enumerate(self._made) if made_for == wanted), None)
+        if place is None:
+            made = self._new()
+            lead(made, output)
+        else:
+            _, made = self._made.pop(place)
+        made.avoids_end = avoids_end
+        return made
+
+    def _new(self) -> TokenMatcher:
         return TokenMatcher(
-            self.prototype.copy,
-            self.tokenizer,
-            start_after_ids=self.source.start_after_ids,
-            avoids_end=avoids_end,
-            fill_s=self.fill_s,
+            self._prototype.engine(),
+            self._prototype,
+            self._tokenizer,
+            start_after_ids=self._source.start_after_ids,
         )
 
 
@@ -126,8 +133,11 @@ class ConstraintCompiler:
         """Constraints that wait or compile."""
         return len(self._running)
 
-    def compile(self, source: OutputConstraint) -> Future[Constraint]:
-        """The compiled constraint, or ConstraintInvalid, ConstraintTimeout, CompilerBusy. `source` is checked here."""
+    def compile(self, source: OutputConstraint, outputs: Sequence[Sequence[int]] = ((),)) -> Future[Constraint]:
+        """The compiled constraint, or ConstraintInvalid, ConstraintTimeout, CompilerBusy. `source` is checked here.
+
+        outputs   of the choices so far: matchers for these are made here, and not where the steps wait for them
+        """
         answer: Future[Constraint] = Future()
         key = (source.kind.value, source.text)
         with self._lock:
@@ -141,14 +151,15 @@ class ConstraintCompiler:
                     return answer
                 running = self._running[key] = Future()
                 self._pool.submit(self._compile, key, source, running)
-        if kept is not None:
-            answer.set_result(self._compiled(kept, source))
-            return answer
-        assert running is not None, "kept, running or begun"
         timer = threading.Timer(self._limits.compile_s, self._expire, (answer,))
         timer.daemon = True
         timer.start()
-        running.add_done_callback(lambda done: self._pass_on(done, source, answer, timer))
+        answer.add_done_callback(lambda _: timer.cancel())
+        if kept is not None:
+            self._submit(self._serve, kept, source, outputs, answer)
+        else:
+            assert running is not None, "kept, running or begun"
+            running.add_done_callback(lambda done: self._pass_on(done, source, outputs, answer))
         return answer
 
     def close(self) -> None:
@@ -173,17 +184,13 @@ class ConstraintCompiler:
         self.compile_count += 1
         field = f"constraint.{source.kind.value}"
         checked = normalise(source.kind, source.text, field=field)
-        grammar = grammar_of(checked, self._tokenizer.special_ids)
-        engine = LLMatcher(self._tokenizer.engine, grammar, log_level=0, limits=engine_limits())
-        if engine.is_error():
-            raise invalid(field, _short(engine.get_error()))
-        # The first mask makes what every matcher would make anew, and some grammars fail at it already.
-        first = np.zeros(self._tokenizer.mask_words, dtype=np.int32)
-        try:
-            TokenMatcher(lambda: engine, self._tokenizer, fill_s=self._limits.fill_s).fill(first)
-        except ConstraintFailed as error:
-            raise invalid(field, error.message) from error
-        return Prototype(engine, _FIXED_BYTES + _BYTES_PER_GRAMMAR_BYTE * len(grammar.encode()))
+        return Prototype(
+            grammar_of(checked, self._tokenizer.special_ids),
+            self._tokenizer,
+            engine_limits(self._limits),
+            field,
+            lambda one: self._submit(one.build),
+        )
 
     def _done(self, key: _Key, made: Prototype | None = None) -> None:
         with self._lock:
@@ -195,31 +202,47 @@ class ConstraintCompiler:
             while self._kept_bytes > self._limits.cache_bytes:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].size_bytes
 
-    def _compiled(self, prototype: Prototype, source: OutputConstraint) -> CompiledConstraint:
-        return CompiledConstraint(prototype, source, self._tokenizer, self._limits.fill_s)
-
     def _pass_on(
         self,
         done: Future[Prototype],
         source: OutputConstraint,
+        outputs: Sequence[Sequence[int]],
         answer: Future[Constraint],
-        timer: threading.Timer,
     ) -> None:
-        timer.cancel()
         error = done.exception()
-        # It may have expired or been cancelled meanwhile.
-        with contextlib.suppress(InvalidStateError):
-            if error is None:
-                answer.set_result(self._compiled(done.result(), source))
-            else:
-                answer.set_exception(error)
+        if error is None:
+            self._submit(self._serve, done.result(), source, outputs, answer)
+        else:
+            _answer(answer, error)
+
+    def _serve(
+        self,
+        prototype: Prototype,
+        source: OutputConstraint,
+        outputs: Sequence[Sequence[int]],
+        answer: Future[Constraint],
+    ) -> None:
+        made = CompiledConstraint(prototype, source, self._tokenizer)
+        for output in outputs:
+            if answer.done():
+                return
+            made.prepare(output)
+        _answer(answer, made)
+
+    def _submit(self, work: Callable[..., None], *args: Any) -> None:
+        # Closed: nobody waits any more.
+        with contextlib.suppress(RuntimeError):
+            self._pool.submit(work, *args)
 
     def _expire(self, answer: Future[Constraint]) -> None:
         limit = self._limits.compile_s
-        with contextlib.suppress(InvalidStateError):
-            answer.set_exception(ConstraintTimeout(f"the constraint was not compiled in {limit:g} s", timeout_s=limit))
+        _answer(answer, ConstraintTimeout(f"the constraint was not compiled in {limit:g} s", timeout_s=limit))
 
 
-def _short(message: str) -> str:
-    line = " ".join(message.split())
-    return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "..."
+def _answer(future: Future[Constraint], made: Constraint | BaseException) -> None:
+    """Unless it has expired or been cancelled meanwhile."""
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(made, BaseException):
+            future.set_exception(made)
+        else:
+            future.set_result(made)

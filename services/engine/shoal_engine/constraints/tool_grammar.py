@@ -63,7 +63,7 @@ class _Lark:
     def _start(self, tag: ToolCallTag) -> Iterator[str]:
         block = f"{self._dsml} {_text(' calls>' + NEWLINE)} calls"
         if tag.is_required:
-            yield "start: calls"
+            yield "start: calls" if tag.is_opened else f"start: {_text(NEWLINE * 2 + '<')} {block}"
         elif tag.content is None:
             yield f"start: PLAIN | BEFORE {block}"
             yield f"PLAIN: /{_ANY}/ & {_NO_TAG}"

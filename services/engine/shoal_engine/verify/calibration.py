@@ -7,7 +7,6 @@ temperature; without a margin the head's logit alone, divided by a temperature o
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -15,9 +14,15 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_engine.verify.small_files import BadFile, member, numbers, parse_json, whole
+
 FORMAT = "shoal draft calibration 1"
 SMALLEST_MARGIN, LARGEST_MARGIN = 1e-4, 50.0
 """Margins count as at least and at most this: a tie and a forced token have finite logarithms."""
+
+LARGEST_WEIGHT, LARGEST_TEMPERATURE = 1e4, 1e3
+MOST_WIDTH = 64
+"""Draft positions."""
 
 
 class Mode(Enum):
@@ -50,12 +55,12 @@ class ModeCalibration:
     def __post_init__(self) -> None:
         width = len(self.temperatures)
         if self.margin_weights and not len(self.margin_weights) == len(self.margin_temperatures) == width:
-            raise CalibrationError("as many weights and temperatures as draft positions wanted")
-        numbers = [*self.temperatures, *self.margin_temperatures, *(w for row in self.margin_weights for w in row)]
-        if not all(math.isfinite(number) for number in numbers) or any(len(row) != 3 for row in self.margin_weights):
-            raise CalibrationError("weights and temperatures must be finite numbers, three weights a position")
-        if any(t <= 0.0 for t in (*self.temperatures, *self.margin_temperatures)):
-            raise CalibrationError("temperatures must be positive")
+            raise CalibrationError("has not as many weights and temperatures as draft positions")
+        if any(len(row) != 3 or not all(abs(w) <= LARGEST_WEIGHT for w in row) for row in self.margin_weights):
+            raise CalibrationError(f"has weights other than three a position, each at most {LARGEST_WEIGHT:g}")
+        temperatures = (*self.temperatures, *self.margin_temperatures)
+        if not all(1.0 / LARGEST_TEMPERATURE <= t <= LARGEST_TEMPERATURE for t in temperatures):
+            raise CalibrationError(f"has temperatures outside 1 / {LARGEST_TEMPERATURE:g} .. {LARGEST_TEMPERATURE:g}")
 
     @classmethod
     def none(cls, width: int) -> ModeCalibration:
@@ -116,21 +121,42 @@ class Calibration:
     def from_json(cls, text: str) -> Calibration:
         """Raises CalibrationError for anything else than what `to_json` wrote."""
         try:
-            values = json.loads(text)
-            if values["format"] != FORMAT:
-                raise CalibrationError(f"format is {values['format']!r}, not {FORMAT!r}")
-            modes = {Mode(name): _mode(one) for name, one in values["modes"].items()}
-            return cls(draft_id=str(values["draft_id"]), width=int(values["width"]), modes=modes)
-        except CalibrationError:
-            raise
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CalibrationError(f"is no calibration: {error!r}") from error
+            values = parse_json(text)
+            if member(values, "format") != FORMAT:
+                raise BadFile("is of another format")
+            draft_id, modes = member(values, "draft_id"), member(values, "modes")
+            if not isinstance(draft_id, str) or not isinstance(modes, dict):
+                raise BadFile("has no draft_id or no modes")
+            return cls(
+                draft_id=draft_id,
+                width=whole(member(values, "width"), 1, MOST_WIDTH),
+                modes={_mode_named(name): _mode(one) for name, one in modes.items()},
+            )
+        except BadFile as error:
+            raise CalibrationError(f"is no calibration: {error}") from error
 
 
-def _mode(values: Mapping[str, object]) -> ModeCalibration:
-    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    tuples["margin_weights"] = tuple(tuple(row) for row in values.get("margin_weights", ()))  # type: ignore[attr-defined]
-    return ModeCalibration(**tuples)  # type: ignore[arg-type]
+def _mode_named(name: str) -> Mode:
+    try:
+        return Mode(name)
+    except ValueError as error:
+        raise BadFile("has a mode of sampling that is not known") from error
+
+
+def _mode(values: object) -> ModeCalibration:
+    weights = member(values, "margin_weights")
+    if not isinstance(weights, list):
+        raise BadFile("has no list of margin_weights")
+    rows = [numbers(row, -LARGEST_WEIGHT, LARGEST_WEIGHT) for row in weights]
+    if any(len(row) != 3 for row in rows):
+        raise BadFile("has other than three margin_weights of a position")
+    return ModeCalibration(
+        temperatures=numbers(member(values, "temperatures"), 0.0, LARGEST_TEMPERATURE),
+        margin_weights=tuple((w0, w1, w2) for w0, w1, w2 in rows),
+        margin_temperatures=numbers(member(values, "margin_temperatures"), 0.0, LARGEST_TEMPERATURE),
+        rounds=whole(member(values, "rounds"), 0, 1 << 62),
+        errors=numbers(member(values, "errors"), 0.0, 1.0),
+    )
 
 
 def sigmoid(z: NDArray[np.float32]) -> NDArray[np.float32]:

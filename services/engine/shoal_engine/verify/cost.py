@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
@@ -14,8 +13,11 @@ from numpy.typing import NDArray
 from shoal_engine.planner import StepTimes
 
 LEAST_RISE = 1.05
-"""A table whose largest step costs less than this times its smallest says nothing: every draft would look free."""
+"""A table that rises by less than this factor from one row to the largest step says nothing: drafts would look free."""
+MOST_COUNT, MOST_SECONDS = 1 << 20, 3600.0
+"""Of rows or choices of a step, and of its time: more was not measured."""
 
+_LEAST_STEP_S = 1e-9
 _WINDOW = 4096  # steps that the context's slope is estimated from
 _REFINE_EVERY = 64  # steps
 _LEAST_PER_BUCKET = 10
@@ -30,7 +32,7 @@ class FlatCosts(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """Measured seconds. Raises FlatCosts where they cannot be told from a constant, ValueError for broken numbers.
+    """Measured seconds. Raises FlatCosts where they do not rise with the rows, ValueError for broken numbers.
 
     rows, step_s          rows of a step, ascending from 1, and what a step of so many takes with the choice of a token
                           from each
@@ -53,15 +55,21 @@ class CostTable:
         ):
             if not counts or counts[0] != 1 or any(b <= a for a, b in itertools.pairwise(counts)):
                 raise ValueError(f"{name}: counts must ascend from 1, got {list(counts)}")
+            if counts[-1] > MOST_COUNT:
+                raise ValueError(f"{name}: counts go up to {MOST_COUNT}, got {counts[-1]}")
             for values in times:
-                if len(values) != len(counts) or not all(math.isfinite(v) and v >= 0.0 for v in values):
-                    raise ValueError(f"{name}: {len(counts)} times of at least 0 s wanted, got {list(values)}")
-        if self.step_s[0] <= 0.0:
+                if len(values) != len(counts) or not all(0.0 <= v <= MOST_SECONDS for v in values):
+                    raise ValueError(
+                        f"{name}: {len(counts)} times of 0 to {MOST_SECONDS:g} s wanted, got {list(values)}"
+                    )
+        if self.step_s[0] < _LEAST_STEP_S:
             raise ValueError("step_s: a step of one row takes no time")
-        if len(self.rows) < 2 or max(self.step_s) < LEAST_RISE * min(self.step_s):
+        # As `by_rows` takes them: a fall from a first step that was disturbed is no rise.
+        last_s = max(self.step_s)
+        if len(self.rows) < 2 or last_s < LEAST_RISE * self.step_s[0]:
             raise FlatCosts(
-                f"a step of {self.rows[-1]} rows takes {max(self.step_s) * 1e3:.3g} ms, one of 1 row "
-                f"{min(self.step_s) * 1e3:.3g} ms: no rise"
+                f"a step of up to {self.rows[-1]} rows takes {last_s * 1e3:.3g} ms, one of 1 row "
+                f"{self.step_s[0] * 1e3:.3g} ms: no rise"
             )
 
     def by_rows(self, most: int) -> NDArray[np.float64]:

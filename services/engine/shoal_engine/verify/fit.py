@@ -18,6 +18,8 @@ from shoal_engine.verify.rounds import RoundFile, Rounds
 
 LEAST_ROUNDS = 500
 """Fewer rounds of a mode do not tell a calibration from chance."""
+FEWEST_ROUNDS = 50
+"""What an operator may lower that to."""
 
 _TEMPERATURES = np.geomspace(0.1, 10.0, 81)
 _RIDGE = 1e-3
@@ -28,7 +30,7 @@ _SMALLEST_STEP = 1e-7
 
 
 def fit(file: RoundFile, *, least_rounds: int = LEAST_ROUNDS) -> Calibration:
-    """A calibration of every mode with enough rounds. Raises CalibrationError when there is none."""
+    """A calibration of every mode with enough rounds (FEWEST_ROUNDS or more). Raises CalibrationError if none has."""
     modes = {mode: fit_mode(rounds) for mode, rounds in file.modes.items() if len(rounds) >= least_rounds}
     if not modes:
         counts = ", ".join(f"{len(rounds)} {mode.value}" for mode, rounds in file.modes.items()) or "none"

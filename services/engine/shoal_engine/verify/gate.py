@@ -15,6 +15,7 @@ class DraftGate:
             raise ValueError(f"probe_steps must be positive, got {probe_steps}")
         self._probe_steps = probe_steps
         self._gain: float | None = None
+        self._is_stale = False
         self._closed_steps = 0
 
     @property
@@ -30,11 +31,14 @@ class DraftGate:
     def note(self, drafted_rate: float, plain_rate: float) -> None:
         """Expected tokens per second of one step: with its drafts and what they cost, and without any."""
         newest = drafted_rate / plain_rate
-        self._gain = newest if self._gain is None else (1 - _NEWEST_WEIGHT) * self._gain + _NEWEST_WEIGHT * newest
+        is_first = self._gain is None or self._is_stale
+        self._gain = newest if is_first else (1 - _NEWEST_WEIGHT) * self.gain + _NEWEST_WEIGHT * newest
+        self._is_stale = False
 
     def forget(self) -> None:
-        """What was noted is of choices that are gone: open until more is known."""
-        self._gain = None
+        """What was noted is of choices that are gone: probe at once, and take what that shows alone."""
+        self._is_stale = True
+        self._closed_steps = self._probe_steps - 1
 
     def take_step(self) -> bool:
         """Count one step and say whether drafts are made after it."""

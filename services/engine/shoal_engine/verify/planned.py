@@ -89,7 +89,7 @@ class PlannedWidth:
         caps = np.array([view.cap for view in views], dtype=np.int64)
         confidences = self._confidences(views)
         self._chances = survival(confidences, caps)
-        expected = self._chances if self._relay is None else survival(self._earlier(views, confidences), caps)
+        expected = self._chances if self._relay is None else survival(self._earlier(views, caps, confidences), caps)
         count = max(int(np.count_nonzero(expected)), int(np.count_nonzero(self._chances)))
         ratio = np.float32(self._outcome.value)
         wanted = 0
@@ -162,12 +162,13 @@ class PlannedWidth:
         if self._gate.is_open:
             self._closed_over = None
             return
+        now = {(view.slot, view.generation) for view in views}
         if self._closed_over is None:
-            self._closed_over = {(view.slot, view.generation) for view in views}
-        elif views and self._closed_over.isdisjoint((view.slot, view.generation) for view in views):
+            self._closed_over = now
+        elif now and self._closed_over.isdisjoint(now):
             self._gate.forget()
             self._rates.clear()
-            self._closed_over = None
+            self._closed_over = now
 
     def _confidences(self, views: Sequence[WidthView]) -> NDArray[np.float32]:
         """float32 [R, S], calibrated; 1 where the head said nothing."""
@@ -180,14 +181,17 @@ class PlannedWidth:
         greedy, sampled = (self._calibrations[mode].confidences(logits, margins) for mode in Mode)
         return np.where(self._is_greedy[:, None], greedy, sampled)
 
-    def _earlier(self, views: Sequence[WidthView], confidences: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of the step before last; 1 where a choice was not there yet."""
+    def _earlier(
+        self, views: Sequence[WidthView], caps: NDArray[np.int64], confidences: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Of the step before last; what others had where a choice had no drafts then."""
         assert self._relay is not None, "asked of a delayed budget only"
         slots = np.array([view.slot for view in views], dtype=np.int64)
         generations = np.array([view.generation for view in views], dtype=np.int64)
         found = self._relay.oldest(slots, generations, self._width)
-        self._relay.note(slots, generations, confidences)
-        return np.ones_like(confidences) if found is None else found
+        known = caps > 0
+        self._relay.note(slots[known], generations[known], confidences[known])
+        return found
 
     def _tell(self, mode: Mode, watch: DriftWatch) -> None:
         """Log when the alarm goes on or off."""

@@ -9,56 +9,107 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal_engine.planner import FixedWidth, PlannerStats, StepTimes, VerifiedRound, WidthView
-from shoal_engine.verify.calibration import LARGEST_MARGIN, CalibrationError, Mode
+from shoal_engine.verify.calibration import LARGEST_MARGIN, MOST_WIDTH, CalibrationError, Mode
+from shoal_engine.verify.small_files import BadFile, member, numbers, open_regular, parse_json, whole
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "shoal draft rounds 1"
 MOST_BYTES = 64 << 20
 """About half a million rounds: more than a calibration needs."""
+MOST_LINE_BYTES = 1 << 14
+LARGEST_LOGIT = 1e4
+
+_Round: TypeAlias = tuple[int, tuple[float, ...], tuple[float, ...]]
 
 
 class RoundLog:
-    """Appends rounds to a file up to a size. Used by one thread."""
+    """Appends rounds to a file up to a size. Used by one thread; several processes may share a file.
+
+    A step's rounds go out in one write of whole lines. One that was cut off all the same, by a full disk or a dead
+    machine, costs its own line: the next writer begins on a fresh one. A log that can no longer be written ends; the
+    worker goes on.
+    """
 
     def __init__(self, path: Path, *, draft_id: str, width: int, most_bytes: int = MOST_BYTES) -> None:
-        """Go on with a file of the same draft and width, or begin one. Raises CalibrationError, OSError."""
-        header = {"format": FORMAT, "draft_id": draft_id, "width": width}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size:
-            with path.open(encoding="utf-8") as file:
-                found = _header(file.readline(), path)
-            if found != header:
-                raise CalibrationError(f"{path} is of another draft or width")
-        self._file = path.open("a", encoding="utf-8")
-        if not self._file.tell():
-            self._file.write(json.dumps(header) + "\n")
-        self._left = most_bytes - self._file.tell()
-        self._path = path
+        """Go on with a file of the same draft and width, or begin one. Raises CalibrationError."""
+        self._path, self._most_bytes = path, most_bytes
+        self._lines: list[str] = []
+        self._is_full = False
+        header = json.dumps({"format": FORMAT, "draft_id": draft_id, "width": width}) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_begun, ends_line = _beginning(path, header)
+            self._file: BinaryIO | None = path.open("ab", buffering=0)
+            if not is_begun:
+                self._file.truncate(0)
+                self._file.write(header.encode())
+            elif not ends_line:
+                self._file.write(b"\n")
+        except OSError as error:
+            raise CalibrationError(f"{path}: {error.strerror or error}") from error
 
     def write(self, mode: Mode, accepted: int, logits: Sequence[float], margins: Sequence[float]) -> None:
-        """One round; nothing happens once the file is full."""
-        if self._left <= 0:
+        """One round, kept until `flush`; nothing happens once the file is full, or for logits that are no numbers."""
+        if self._file is None or not all(abs(x) <= LARGEST_LOGIT for x in logits):
             return
-        numbers = [[round(x, 5) for x in logits], [round(min(x, LARGEST_MARGIN), 5) for x in margins]]
-        line = json.dumps([mode.value, accepted, *numbers], separators=(",", ":")) + "\n"
-        self._left -= len(line)
-        self._file.write(line)
-        if self._left <= 0:
-            self._file.flush()
-            logger.info("the log of draft rounds is full", extra={"path": str(self._path)})
+        known = [round(min(x, LARGEST_MARGIN), 5) for x in margins if x >= 0.0]
+        numbers = [[round(x, 5) for x in logits], known if len(known) == len(logits) else []]
+        self._lines.append(json.dumps([mode.value, accepted, *numbers], separators=(",", ":")) + "\n")
 
     def flush(self) -> None:
         """Hand what was written to the system."""
-        self._file.flush()
+        if self._file is None or not self._lines:
+            return
+        left = self._most_bytes - os.fstat(self._file.fileno()).st_size
+        lines, self._lines = self._lines, []
+        while lines and sum(map(len, lines)) > left:
+            lines.pop()
+            self._is_full = True
+        data = "".join(lines).encode()
+        try:
+            is_written = self._file.write(data) == len(data)
+            reason = "no room"
+        except OSError as error:
+            is_written, reason = False, error.strerror or str(error)
+        if not is_written:
+            logger.warning(
+                "the log of draft rounds cannot be written", extra={"path": str(self._path), "error": reason}
+            )
+        elif self._is_full:
+            logger.info("the log of draft rounds is full", extra={"path": str(self._path)})
+        if not is_written or self._is_full:
+            self._file.close()
+            self._file = None
+
+
+def _beginning(path: Path, header: str) -> tuple[bool, bool]:
+    """Whether a file has this header; whether its last line is whole. Raises OSError; CalibrationError for others."""
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError:
+        return False, True
+    except BadFile as error:
+        raise CalibrationError(f"{path} {error}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        found = file.readline(MOST_LINE_BYTES).decode("utf-8", "replace")
+        if len(found) < len(header) and header.startswith(found):
+            # Nothing yet, or a header that was cut off.
+            return False, True
+        if _header(found, path) != _header(header, path):
+            raise CalibrationError(f"{path} is of another draft or width")
+        file.seek(-1, os.SEEK_END)
+        return True, file.read(1) == b"\n"
 
 
 class LoggedRounds:
@@ -115,44 +166,61 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class RoundFile:
-    """What a log holds, by mode."""
+    """What a log holds, by mode; `skipped` lines were no rounds."""
 
     draft_id: str
     width: int
     modes: dict[Mode, Rounds]
+    skipped: int = 0
 
 
 def read_rounds(path: Path) -> RoundFile:
-    """Read a log; a last line that was cut off is left out. Raises CalibrationError, OSError."""
-    with path.open(encoding="utf-8") as file:
-        header = _header(file.readline(), path)
-        width = int(str(header["width"]))
-        rounds: dict[Mode, list[tuple[int, list[float], list[float]]]] = {}
-        for number, line in enumerate(file, start=2):
-            if not line.endswith("\n"):
-                break
+    """Read a log; lines that are no rounds are skipped, such as one that was cut off. Raises CalibrationError."""
+    try:
+        descriptor = open_regular(path)
+    except OSError as error:
+        raise CalibrationError(f"{path}: {error.strerror or error}") from error
+    except BadFile as error:
+        raise CalibrationError(f"{path} {error}") from error
+    rounds: dict[Mode, list[_Round]] = {}
+    skipped = 0
+    with os.fdopen(descriptor, "rb") as file:
+        draft_id, width = _header(file.readline(MOST_LINE_BYTES).decode("utf-8", "replace"), path)
+        while line := file.readline(MOST_LINE_BYTES):
             try:
-                mode, accepted, logits, margins = json.loads(line)
-                if len(logits) != width or len(margins) not in (0, width) or not 0 <= accepted <= width:
-                    raise ValueError("wrong number of values")
-                rounds.setdefault(Mode(mode), []).append((accepted, logits, margins or [float("nan")] * width))
-            except (ValueError, TypeError) as error:
-                raise CalibrationError(f"{path}, line {number}: is no round: {error}") from error
-    return RoundFile(str(header["draft_id"]), width, {mode: _arrays(mine) for mode, mine in rounds.items()})
+                mode, one = _round(line, width)
+            except ValueError:
+                # A writer that begins on a fresh line may leave an empty one.
+                skipped += bool(line.strip())
+                continue
+            rounds.setdefault(mode, []).append(one)
+    return RoundFile(draft_id, width, {mode: _arrays(mine) for mode, mine in rounds.items()}, skipped)
 
 
-def _arrays(rounds: list[tuple[int, list[float], list[float]]]) -> Rounds:
+def _round(line: bytes, width: int) -> tuple[Mode, _Round]:
+    """Raises ValueError for a line that is no whole round."""
+    values = parse_json(line)
+    if not line.endswith(b"\n") or not isinstance(values, list) or len(values) != 4:
+        raise BadFile("is no round")
+    logits, margins = numbers(values[2], -LARGEST_LOGIT, LARGEST_LOGIT), numbers(values[3], 0.0, LARGEST_MARGIN)
+    if len(logits) != width or len(margins) not in (0, width):
+        raise BadFile("has another number of drafts")
+    return Mode(values[0]), (whole(values[1], 0, width), logits, margins or (float("nan"),) * width)
+
+
+def _arrays(rounds: list[_Round]) -> Rounds:
     accepted, logits, margins = zip(*rounds, strict=True)
     return Rounds(
         np.array(logits, dtype=np.float32), np.array(margins, dtype=np.float32), np.array(accepted, dtype=np.int64)
     )
 
 
-def _header(line: str, path: Path) -> dict[str, object]:
+def _header(line: str, path: Path) -> tuple[str, int]:
     try:
-        header = json.loads(line)
-        if header["format"] != FORMAT or not {"draft_id", "width"} <= set(header):
-            raise ValueError("format")
-    except (ValueError, TypeError, KeyError) as error:
+        values = parse_json(line)
+        draft_id = member(values, "draft_id")
+        if member(values, "format") != FORMAT or not isinstance(draft_id, str):
+            raise BadFile("is of another format")
+        return draft_id, whole(member(values, "width"), 1, MOST_WIDTH)
+    except BadFile as error:
         raise CalibrationError(f"{path} is no log of draft rounds") from error
-    return dict(header)

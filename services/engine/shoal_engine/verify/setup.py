@@ -15,6 +15,7 @@ from shoal_engine.verify.cost import CostModel, FlatCosts
 from shoal_engine.verify.planned import PlannedWidth
 from shoal_engine.verify.profile import measure_costs
 from shoal_engine.verify.rounds import LoggedRounds, RoundLog
+from shoal_engine.verify.small_files import BadFile, read_small
 from shoal_engine.verify.store import CostStore, StoredCosts
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def open_planner(
 ) -> WidthPlanner:
     """The planner that the settings ask for; fixed widths, with a warning, where costs say nothing. Blocking: seconds.
 
-    raises   CalibrationError, OSError for a calibration or a log that was named and cannot be used
+    raises   CalibrationError for a calibration or a log that was named and cannot be used
     """
     width = min(settings.width, model.shape.draft_size)
     if not width:
@@ -94,20 +95,31 @@ def open_planner(
 
 
 def read_calibration(drafter: Drafter, path: Path | None, *, width: int) -> Calibration | None:
-    """The calibration to use. None, with a line in the log, where none was named and none that fits is there."""
+    """The calibration to use; None where none was named and none that can be used lies beside the checkpoint.
+
+    One that was named is wanted: raises CalibrationError, with the file's name, where it cannot be used. One beside a
+    checkpoint only makes drafts faster: whatever is wrong with it costs a warning, never a start.
+    """
     found = path or drafter.directory / CALIBRATION_FILE
     try:
-        calibration = Calibration.from_json(found.read_text(encoding="utf-8"))
-        return calibration.checked(draft_id=drafter.draft_id, width=width)
-    except FileNotFoundError:
-        if path is not None:
-            raise
-        logger.info("no calibration: the draft head's confidences count as they are", extra={"path": str(found)})
+        return _calibration(found).checked(draft_id=drafter.draft_id, width=width)
     except CalibrationError as error:
         if path is not None:
             raise CalibrationError(f"{found} {error}") from error
-        logger.warning("calibration refused", extra={"path": str(found), "reason": str(error)})
+        if isinstance(error.__cause__, FileNotFoundError):
+            logger.info("no calibration: the draft head's confidences count as they are", extra={"path": str(found)})
+        else:
+            logger.warning("calibration refused", extra={"path": str(found), "reason": str(error)})
     return None
+
+
+def _calibration(path: Path) -> Calibration:
+    try:
+        return Calibration.from_json(read_small(path).decode("utf-8"))
+    except OSError as error:
+        raise CalibrationError(f"cannot be read: {error.strerror or error}") from error
+    except (BadFile, UnicodeDecodeError) as error:
+        raise CalibrationError(str(error) if isinstance(error, BadFile) else "is not text") from error
 
 
 def _costs(

@@ -5,17 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shoal_engine.verify.cost import CostTable
+from shoal_engine.verify.cost import MOST_COUNT, MOST_SECONDS, CostTable
+from shoal_engine.verify.small_files import (
+    BadFile,
+    member,
+    number,
+    numbers,
+    parse_json,
+    read_small,
+    replace_file,
+    whole,
+)
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "shoal step costs 1"
+_LATEST_S = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +50,15 @@ class CostStore:
         """The table of exactly this key; None where there is none that can be used."""
         path = self._path(key)
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if values["format"] != FORMAT or values["key"] != dict(key):
-                raise ValueError("is of another format or key")
-            measured_at_s = float(values["measured_at_s"])
-            stored = StoredCosts(_table(values["table"]), measured_at_s)
+            stored = _stored(parse_json(read_small(path)), dict(key))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             logger.warning("cost table ignored", extra={"path": str(path), "error": str(error)})
             return None
-        if not 0 <= now_s - measured_at_s <= self._ttl_s:
-            logger.info("cost table is too old", extra={"path": str(path), "age_s": round(now_s - measured_at_s)})
+        age_s = now_s - stored.measured_at_s
+        if not 0 <= age_s <= self._ttl_s:
+            logger.info("cost table is too old", extra={"path": str(path), "age_s": round(age_s)})
             return None
         return stored
 
@@ -62,16 +68,7 @@ class CostStore:
         path = self._path(key)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=self._directory, prefix=".costs-", delete=False
-            ) as file:
-                try:
-                    file.write(json.dumps(values, indent=1))
-                    file.close()
-                    os.replace(file.name, path)
-                except BaseException:
-                    Path(file.name).unlink(missing_ok=True)
-                    raise
+            replace_file(path, json.dumps(values, indent=1))
         except OSError as error:
             logger.warning("cost table not kept", extra={"path": str(path), "error": str(error)})
 
@@ -80,12 +77,28 @@ class CostStore:
         return self._directory / f"costs-{name[:32]}.json"
 
 
-def _table(values: Mapping[str, Sequence[float]]) -> CostTable:
-    return CostTable(
-        rows=tuple(int(n) for n in values["rows"]),
-        step_s=tuple(float(t) for t in values["step_s"]),
-        choices=tuple(int(n) for n in values["choices"]),
-        sampler_s=tuple(float(t) for t in values["sampler_s"]),
-        draft_s=tuple(float(t) for t in values["draft_s"]),
-        is_staircase=bool(values["is_staircase"]),
+def _stored(values: object, key: dict[str, str]) -> StoredCosts:
+    """Raises BadFile, or what a `CostTable` raises, for anything else than what `save` wrote under this key."""
+    if member(values, "format") != FORMAT or member(values, "key") != key:
+        raise BadFile("is of another format or key")
+    table = member(values, "table")
+    is_staircase = member(table, "is_staircase")
+    if not isinstance(is_staircase, bool):
+        raise BadFile("does not say whether it is a staircase")
+    return StoredCosts(
+        CostTable(
+            rows=_counts(member(table, "rows")),
+            step_s=numbers(member(table, "step_s"), 0.0, MOST_SECONDS),
+            choices=_counts(member(table, "choices")),
+            sampler_s=numbers(member(table, "sampler_s"), 0.0, MOST_SECONDS),
+            draft_s=numbers(member(table, "draft_s"), 0.0, MOST_SECONDS),
+            is_staircase=is_staircase,
+        ),
+        number(member(values, "measured_at_s"), 0.0, _LATEST_S),
     )
+
+
+def _counts(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise BadFile("has no list of counts")
+    return tuple(whole(one, 1, MOST_COUNT) for one in value)

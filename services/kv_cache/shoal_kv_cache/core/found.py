@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,7 @@ class FoundSnapshot:
         return (self.block_index + 1) * BLOCK_TOKENS
 
 
-@dataclass(frozen=True, slots=True)
-class Usable:
+class Usable(NamedTuple):
     """How far a prefix serves with some copies.
 
     hit_tokens      greatest H with blocks [.., H) and a snapshot at H; 0 for none
@@ -90,6 +90,10 @@ class Found:
         """Leading blocks that all have a copy in memory."""
         missing = np.flatnonzero(self.slabs == NO_SLAB)
         return int(missing[0]) if len(missing) else len(self.slabs)
+
+    def columns(self, count: int) -> tuple[list[int], list[int]]:
+        """Checksums and slabs of the first `count` blocks."""
+        return self.checksums[:count].tolist(), self.slabs[:count].tolist()
 
     @property
     def snapshots(self) -> tuple[FoundSnapshot, ...]:

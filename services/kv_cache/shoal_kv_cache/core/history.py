@@ -57,16 +57,17 @@ class History:
             self._began_s = now_s
         self._now = max(self._now, min(int((now_s - self._began_s) * _TICKS_PER_S), _MAX_TICKS))
 
-    def asked(self, blocks: Rows) -> None:
+    def asked(self, blocks: Rows | range) -> None:
         """Leading blocks of a chain are asked for now, in order."""
         if not len(blocks):
             return
         table = self._table
-        table.last_use.array[blocks] = self._now
+        where = slice(blocks.start, blocks.stop) if isinstance(blocks, range) else blocks
+        table.last_use.array[where] = self._now
         last = table.hash_of(int(blocks[-1]))
         conversation = self._waiting.get(last)
         if conversation is not None and self._returns(conversation):
-            table.history.array[blocks] = _word(conversation)
+            table.history.array[where] = _word(conversation)
             self._waiting[last] = self._waiting.pop(last)
 
     def used_snapshot(self, row: int) -> None:

@@ -11,6 +11,7 @@ from shoal_kv_cache.core.eviction import Evictor, Policy
 from shoal_kv_cache.core.found import NO_SLAB, Found, FoundSnapshot
 from shoal_kv_cache.core.history import History
 from shoal_kv_cache.core.holdings import Holdings
+from shoal_kv_cache.core.in_memory import InMemory
 from shoal_kv_cache.core.leases import Lease, Leases
 from shoal_kv_cache.core.listing import Listing
 from shoal_kv_cache.core.lookup import Lookup
@@ -101,6 +102,15 @@ class Index:
         """The same with every copy and every snapshot on the path. Touches nothing."""
         return self._lookup.find(group, hashes, first_index)
 
+    def find_in_memory(
+        self, group: Group, hashes: Sequence[bytes], first_index: int, *, max_blocks: int
+    ) -> InMemory | None:
+        """The same in half of the time, where all that would be found is in memory.
+
+        max_blocks: bounds the usable prefix. None where it is not so. Touches nothing.
+        """
+        return self._lookup.find_in_memory(group, hashes, first_index, max_blocks)
+
     def get(self, group: Group, key: Key) -> Held | None:
         """One visible entry."""
         row = self._lookup.row(self._lookup.number_of(group), key)
@@ -121,7 +131,7 @@ class Index:
         lease_id: str,
         owner_id: str,
         ends_at_s: float,
-        found: Found,
+        found: Found | InMemory,
         *,
         block_count: int,
         snapshot: FoundSnapshot | None = None,

@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_kv_cache.core.entries import BLOCK_TOKENS, HASH_BYTES, SEGMENT_BLOCKS, Entry, Group, Key, Kind
-from shoal_kv_cache.core.found import NO_LOCATION, NO_SLAB, Found, FoundSnapshot
+from shoal_kv_cache.core.found import NO_LOCATION, NO_SLAB, Found, FoundSnapshot, Usable
 from shoal_kv_cache.core.holdings import Holdings
+from shoal_kv_cache.core.in_memory import InMemory
 from shoal_kv_cache.core.results import Held
 from shoal_kv_cache.core.table import RAM, SNAPSHOT, SSD, VISIBLE
 
 _NO_GROUP = -1
+_KNOWN_INDEXES = 8192
+_SNAPSHOTS = bytes(bool(state & SNAPSHOT) for state in range(256))
 _VISIBLE_BLOCK = bytes(state for state in range(256) if state & (VISIBLE | SNAPSHOT) == VISIBLE)
 
 
@@ -23,6 +26,7 @@ class Lookup:
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings, self._table, self._groups = holdings, holdings.table, holdings.groups
+        self._first_indexes = np.arange(_KNOWN_INDEXES, dtype=np.uint32).tobytes()
 
     def number_of(self, group: Group) -> int:
         """The number of a group; one that no row has if the group is unknown."""
@@ -109,6 +113,39 @@ class Lookup:
             describe_snapshot=self._snapshot,
         )
 
+    def find_in_memory(
+        self, group: Group, hashes: Sequence[bytes], first_index: int, max_blocks: int
+    ) -> InMemory | None:
+        """The same where it is simple: see InMemory. None says nothing; `find` does."""
+        record = self._groups.find(group)
+        rows = self._path(group, hashes, first_index) if record is not None else range(0)
+        if not len(rows) or record is None or record.block_form is None:
+            return None
+        table = self._table
+        places, children = table.places[RAM], table.first_child
+        if isinstance(rows, range):
+            begin, end = rows.start, rows.stop
+            slabs, checksums = places.at[begin:end].tolist(), table.checksum.at[begin:end].tolist()
+            firsts = children.array[begin:end]
+        else:
+            slabs, checksums = places.array[rows].tolist(), table.checksum.array[rows].tolist()
+            firsts = children.array[rows]
+        if NO_SLAB in slabs:
+            return None
+        snapshots = table.state.array.take(firsts).tobytes().translate(_SNAPSHOTS)
+        at = snapshots.rfind(1)
+        while at >= 0:
+            if places.at[children.at[rows[at]]] == NO_SLAB:
+                return None
+            at = snapshots.rfind(1, 0, at)
+        present = first_index + len(rows)
+        bound = min(present, max_blocks)
+        at = snapshots.rfind(1, 0, max(0, bound - first_index))
+        snapshot, hit = (self._snapshot(int(rows[at])), first_index + at + 1) if at >= 0 else (None, 0)
+        replay = bound if bound > hit else 0
+        usable = Usable(hit * BLOCK_TOKENS, replay * BLOCK_TOKENS, present * BLOCK_TOKENS, snapshot)
+        return InMemory(group, first_index, rows, slabs, checksums, record.block_form, usable)
+
     def held(self, row: int) -> Held:
         """All that is known of a visible row."""
         table = self._table
@@ -139,32 +176,39 @@ class Lookup:
         if not reached:
             return range(0)
         count, last = reached[-1]
-        wanted = b"".join(hashes[:count])
         # Blocks stored together mostly have rows in sequence.
         rows = range(last + 1 - count, last + 1)
-        if rows.start > 0 and self._are(rows, wanted, first_index):
+        if rows.start > 0 and self._are_in_sequence(rows.start, rows.stop, hashes[:count], first_index):
             return rows
         found = self._walk(reached)
-        if not self._are(found, wanted, first_index):
+        if not self._are(found, hashes[:count], first_index):
             found = self._one_by_one(group, hashes, first_index)
         return np.array(found, np.uint32)
 
-    def _are(self, rows: range | Sequence[int], wanted: bytes, first_index: int) -> bool:
-        """Whether rows are the visible blocks with these hashes. A free row may still have the hash it had."""
+    def _are_in_sequence(self, begin: int, end: int, hashes: Sequence[bytes], first_index: int) -> bool:
+        """Whether rows [begin, end) are the visible blocks with these hashes. A free row may have the hash it had."""
         table = self._table
-        if isinstance(rows, range):
-            where: slice | NDArray[np.int64] = slice(rows.start, rows.stop)
-            hashes = table.hashes[rows.start * HASH_BYTES : rows.stop * HASH_BYTES]
-        else:
-            where = np.array(rows, np.int64)
-            hashes = table.hash_words[where].tobytes()
         # As bytes, which are compared faster than arrays of this length.
-        indexes = np.arange(first_index, first_index + len(rows), dtype=np.uint32)
         return (
-            hashes == wanted
-            and not table.state.array[where].tobytes().translate(None, _VISIBLE_BLOCK)
-            and table.block_index.array[where].tobytes() == indexes.tobytes()
+            table.hashes[begin * HASH_BYTES : end * HASH_BYTES] == b"".join(hashes)
+            and not table.state.at[begin:end].tobytes().translate(None, _VISIBLE_BLOCK)
+            and table.block_index.at[begin:end].tobytes() == self._indexes(first_index, first_index + end - begin)
         )
+
+    def _are(self, rows: Sequence[int], hashes: Sequence[bytes], first_index: int) -> bool:
+        """The same for any rows."""
+        table, where = self._table, np.array(rows, np.int64)
+        return (
+            table.hash_words[where].tobytes() == b"".join(hashes)
+            and not table.state.array[where].tobytes().translate(None, _VISIBLE_BLOCK)
+            and table.block_index.array[where].tobytes() == self._indexes(first_index, first_index + len(rows))
+        )
+
+    def _indexes(self, begin: int, end: int) -> bytes:
+        """Numbers [begin, end) as a column of the table has them."""
+        if end <= _KNOWN_INDEXES:
+            return self._first_indexes[begin * 4 : end * 4]
+        return np.arange(begin, end, dtype=np.uint32).tobytes()
 
     def _one_by_one(self, group: Group, hashes: Sequence[bytes], first_index: int) -> list[int]:
         number, path = self.number_of(group), []

@@ -11,6 +11,7 @@ from shoal_kv_cache.core.entries import SEGMENT_BLOCKS, Group, Key
 from shoal_kv_cache.core.found import NO_SLAB, Found, FoundSnapshot
 from shoal_kv_cache.core.history import History
 from shoal_kv_cache.core.holdings import Holdings
+from shoal_kv_cache.core.in_memory import InMemory
 from shoal_kv_cache.core.leases import Lease
 from shoal_kv_cache.core.lookup import Lookup
 from shoal_kv_cache.core.table import PINNED
@@ -28,7 +29,7 @@ class Pins:
         lease_id: str,
         owner_id: str,
         ends_at_s: float,
-        found: Found,
+        found: Found | InMemory,
         *,
         block_count: int,
         snapshot: FoundSnapshot | None,
@@ -37,7 +38,7 @@ class Pins:
 
         Raises TooManyLeases, then pins nothing.
         """
-        pins = _ends(found, block_count)
+        pins = found.ends(block_count) if isinstance(found, InMemory) else ends(found, block_count)
         if snapshot is not None:
             pins.append(snapshot.row)
         lease = self._pin(lease_id, owner_id, ends_at_s, pins)
@@ -70,7 +71,7 @@ class Pins:
         return lease
 
 
-def _ends(found: Found, block_count: int) -> list[int]:
+def ends(found: Found, block_count: int) -> list[int]:
     """The rows to pin so that the leading blocks stay.
 
     Leaf-first eviction keeps what stands before a pinned block; where a copy in memory is missing, nothing does.

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from shoal_kv_cache.core.entries import BLOCK_TOKENS
+from shoal_kv_cache.core.found import Usable
 from shoal_kv_cache.core.load_rate import LoadRate
 
 
@@ -21,8 +23,7 @@ class Level(IntEnum):
     REMOTE = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(NamedTuple):
     """What is asked for: see AcquireRequest. `max_blocks` bounds the usable prefix."""
 
     max_blocks: int
@@ -43,8 +44,7 @@ class Whereabouts:
     snapshots: Mapping[int, Level]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class Reach(NamedTuple):
     """What the tiers down to `level` have together: see TierHit."""
 
     level: Level
@@ -75,6 +75,18 @@ def reaches_of(
 ) -> list[Reach]:
     """One Reach per level, nearest first. Invariant: each is at least as deep as the one before."""
     return [_reach(found, wish, level, block_bytes, snapshot_bytes, rates) for level in levels]
+
+
+def reaches_in_memory(usable: Usable, wish: Wish, levels: Sequence[Level]) -> list[Reach]:
+    """The same where this node has blocks, and all that it has of the chain is in memory: its disk adds nothing."""
+    present = usable.present_tokens // BLOCK_TOKENS
+    bound = min(present, wish.max_blocks)
+    hit = bound if wish.blocks_only else usable.hit_tokens // BLOCK_TOKENS
+    replay = bound if wish.want_replay and bound > hit else 0
+    return [
+        Reach(level=one, present_blocks=present, hit_blocks=hit, replay_blocks=replay, load_bytes=0, load_s=0.0)
+        for one in levels
+    ]
 
 
 def choose(reaches: Sequence[Reach], wish: Wish, *, recompute_tokens_per_s: float, budget_s: float) -> Reach:

@@ -215,10 +215,17 @@ class Storing:
 
 
 def _parents_first(entries: Sequence[Entry]) -> Sequence[int]:
-    """Blocks by position, then snapshots."""
+    """Chains by where they begin, each in one piece, then snapshots. Rows that follow each other are found faster."""
     is_in_order = entries[0].key.kind is Kind.BLOCK and all(
         one.position_end < two.position_end and two.key.kind is Kind.BLOCK for one, two in itertools.pairwise(entries)
     )
     if is_in_order:
         return range(len(entries))
-    return sorted(range(len(entries)), key=lambda n: (entries[n].key.kind is Kind.SNAPSHOT, entries[n].position_end))
+    begins = [0] + [
+        n + 1
+        for n, (one, two) in enumerate(itertools.pairwise(entries))
+        if two.parent_hash != one.key.block_hash or two.key.kind is not one.key.kind
+    ]
+    pieces = [range(begin, end) for begin, end in itertools.pairwise([*begins, len(entries)])]
+    pieces.sort(key=lambda one: (entries[one[0]].key.kind is Kind.SNAPSHOT, entries[one[0]].position_end))
+    return [n for one in pieces for n in one]

@@ -46,7 +46,7 @@ def test_costs_never_fall(times: list[float], is_staircase: bool) -> None:
     assert (np.diff(table.by_rows(40)) >= 0).all()
 
 
-@pytest.mark.parametrize("times", [(0.01, 0.01, 0.01, 0.01), (0.01, 0.0101, 0.0102, 0.0103)])
+@pytest.mark.parametrize("times", [(0.01, 0.01, 0.01, 0.01), (0.01, 0.0101, 0.0102, 0.0103), (0.04, 0.01, 0.02, 0.04)])
 def test_a_flat_table_is_refused(times: tuple[float, ...]) -> None:
     with pytest.raises(FlatCosts, match="no rise"):
         replace(TABLE, step_s=times)

@@ -23,7 +23,7 @@ from shoal_engine.verify import (
 )
 from shoal_engine.verify.calibration import Mode
 from shoal_engine.verify.planned import BUDGET_AGE
-from shoal_engine.verify.relay import ConfidenceRelay
+from shoal_engine.verify.relay import UNTOLD, ConfidenceRelay
 
 WIDTH = 5
 SURE, DOUBTFUL = 6.0, -1.5
@@ -108,6 +108,18 @@ def test_the_gate_opens_again_when_a_probe_pays() -> None:
     assert [gate.take_step() for _ in range(4)] == [True] * 4
 
 
+def test_a_gate_that_forgets_drafts_once_and_waits_for_what_that_shows() -> None:
+    gate = DraftGate(probe_steps=4)
+    for _ in range(9):
+        gate.note(0.5, 1.0)
+    assert not gate.take_step()
+    gate.forget()
+    assert [gate.take_step() for _ in range(4)] == [True, False, False, False]
+    gate.note(1.1, 1.0)
+    assert gate.is_open
+    assert gate.gain == pytest.approx(1.1)
+
+
 def test_a_delayed_budget_follows_the_confidences_of_the_step_before_last() -> None:
     gate = DraftGate()
     gate.note(1000.0, 1.0)
@@ -116,9 +128,9 @@ def test_a_delayed_budget_follows_the_confidences_of_the_step_before_last() -> N
     def step(logit: float) -> int:
         return sum(p.widths([view(logit, slot=slot, generation=1) for slot in range(4)]))
 
-    # Nothing is known of two steps ago: unknown counts as certain.
-    assert step(DOUBTFUL) == 4 * WIDTH
-    assert step(SURE) == 4 * WIDTH
+    # Nothing is known of two steps ago: by what is taken for usual, one draft each pays.
+    assert step(DOUBTFUL) == 4
+    assert step(SURE) == 4
     assert step(SURE) == 0
     assert step(DOUBTFUL) == 4 * WIDTH
 
@@ -142,13 +154,19 @@ def test_a_probe_of_a_delayed_budget_verifies_nothing_and_leaves_the_gate_closed
     assert not p.stats().is_drafting
 
 
-def test_whoever_takes_over_a_slot_inherits_no_confidence() -> None:
+def test_whoever_takes_over_a_slot_inherits_no_confidence_and_counts_as_the_others_do() -> None:
     relay = ConfidenceRelay(1)
     slots = np.array([0, 3])
     relay.note(slots, np.array([1, 1]), np.array([[0.5], [0.25]], dtype=np.float32))
-    found = relay.oldest(np.array([3, 0, 7]), np.array([1, 2, 1]), 1)
-    assert found is not None
-    assert found.tolist() == [[0.25], [1.0], [1.0]]
+    found = relay.oldest(np.array([3, 0, 7, 8]), np.array([1, 2, 1, 1]), 1)
+    assert found.tolist() == [[0.25], [0.25], [0.5], [0.25]]
+
+
+def test_a_step_without_drafts_leaves_what_is_expected_of_new_choices() -> None:
+    relay, none = ConfidenceRelay(1), np.zeros(0, dtype=np.int64)
+    relay.note(np.array([0]), np.array([1]), np.array([[0.5]], dtype=np.float32))
+    relay.note(none, none, np.zeros((0, 1), dtype=np.float32))
+    assert relay.oldest(np.array([0, 1]), np.array([1, 1]), 1).tolist() == [[0.5], [0.5]]
 
 
 @given(
@@ -160,20 +178,37 @@ def test_whoever_takes_over_a_slot_inherits_no_confidence() -> None:
 )
 def test_the_relay_gives_what_was_noted_for_the_same_holder(steps: list[list[tuple[int, int, float]]]) -> None:
     relay = ConfidenceRelay(2)
+    others = [np.float32(UNTOLD)]
     for number, raw in enumerate(steps):
         holders = {slot: (generation, value) for slot, generation, value in raw}
         slots = np.array(list(holders), dtype=np.int64)
         generations = np.array([g for g, _ in holders.values()], dtype=np.int64)
         found = relay.oldest(slots, generations, 1)
-        if number < 2:
-            assert found is None
-        else:
-            old = {slot: (generation, value) for slot, generation, value in steps[number - 2]}
-            assert found is not None
-            for slot, (generation, _), value in zip(holders, holders.values(), found[:, 0], strict=True):
-                known = slot in old and old[slot][0] == generation
-                assert value == (np.float32(old[slot][1]) if known else 1.0)
+        old = {slot: (generation, value) for slot, generation, value in steps[number - 2]} if number > 1 else {}
+        others = [np.float32(value) for _, value in old.values()] or others
+        for slot, (generation, _), value in zip(holders, holders.values(), found[:, 0], strict=True):
+            if slot in old and old[slot][0] == generation:
+                assert value == np.float32(old[slot][1])
+            else:
+                assert value in others
         relay.note(slots, generations, np.array([[v] for _, v in holders.values()], np.float32).reshape(-1, 1))
+
+
+def test_new_choices_do_not_make_a_delayed_budget_larger() -> None:
+    """A load of short requests: some of them are always new, and no likelier than the others."""
+
+    def verified(turnover: int) -> int:
+        p = planner(table(base_s=0.001, row_s=1e-3, draft_s=1e-4), is_delayed=True)
+        generations = [0] * 16
+        found = 0
+        for number in range(24):
+            for new in range(turnover):
+                generations[(number * turnover + new) % 16] += 1
+            views = [view(0.7, slot=slot, generation=generation) for slot, generation in enumerate(generations)]
+            found += sum(p.widths(views))
+        return found
+
+    assert verified(turnover=0) == verified(turnover=4) == verified(turnover=16)
 
 
 class ThreadRanks:

@@ -273,7 +273,7 @@ class Constraint(_message.Message):
     """Text that the grammar derives, in EBNF as of llama.cpp (rule ::= ...), start rule `root`."""
     structural_tag: _builtins.str
     """A structural tag as JSON text; V4.1's tool calls:
-    {"type": "tool_calls", "choice": "auto"|"required", "parallel": true, "tools": [{"name": N, "parameters": S}],
+    {"type": "tool_calls", "choice": "auto"|"any"|"required", "parallel": true, "tools": [{"name": N, "parameters": S}],
     "content": S}. See docs/constraints.md.
     """
     def __init__(
