@@ -109,10 +109,11 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "indexer_scores": _entry("indexer", "indexer_scores", device=("tilelang", "triton")),
     "indexer_select": _entry("indexer", "indexer_select", device=("tilelang", "triton")),
     "sparse_attention": _entry("sparse_attention", "sparse_attention", device=("tilelang", "triton")),
-    "edit_logits": _fused("sampling", "edit_logits"),
+    "edit_logits": _entry("sampling", "edit_logits"),
     "filter_logits": _entry("sampling", "filter_logits"),
-    "logprobs": _fused("sampling", "logprobs"),
+    "logprobs": _entry("sampling", "logprobs"),
     "coupled_argmax": _entry("sampling", "coupled_argmax"),
+    "coupled_margins": _entry("sampling", "coupled_margins", device=()),
     "lm_head_argmax": _fused("lm_head", "lm_head_argmax", device=("tilelang", "triton")),
     "markov_loop": _fused("lm_head", "markov_loop"),
 }
@@ -135,9 +136,14 @@ def resolve(op: str, device_type: str, precision: Precision, backend: str | None
 
 
 def backends(device_type: str, precision: Precision) -> dict[str, str]:
-    """Which backend serves each operation here, by name of the operation. Raises BackendUnavailable."""
+    """Which backend serves each operation here, by name of the operation. Raises BackendUnavailable.
+
+    What runs on the host alone (the margins that a planner reads) decides no bits of an accelerator and is left out.
+    """
     found = {}
     for op, entries in IMPLEMENTATIONS.items():
+        if not any(entry.serves(device_type, precision) for entry in entries):
+            continue
         kernel = resolve(op, device_type, precision)
         found[op] = next(entry.backend for entry in entries if _names(entry, kernel))
     return found

@@ -6,6 +6,7 @@ serving; on an accelerator in bfloat16 over stored bytes.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from dataclasses import dataclass
@@ -166,3 +167,26 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "none"
+
+
+def machine_name(device: torch.device) -> str:
+    """What decides how fast a device is: its name and driver; of the host its processor and number of cores."""
+    import torch
+
+    if device.type == "cpu":
+        return f"{_processor()}, {os.cpu_count()} cores"
+    driver = _line("/proc/driver/nvidia/version", "NVRM version") or "unknown driver"
+    return f"{torch.cuda.get_device_name(device)}, {driver}, CUDA {torch.version.cuda}"
+
+
+def _processor() -> str:
+    return _line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+
+
+def _line(path: str, name: str) -> str:
+    """What follows `name:` in a file of the kernel; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+    except OSError:
+        return ""

@@ -14,15 +14,18 @@ from shoal_kernels.ops.sampling import (
     RowSampling,
     choice_seed,
     coupled_argmax,
+    coupled_margins,
+    edit_logits,
+    filter_logits,
     inverse_temperatures,
     logprobs,
-    process_logits,
 )
 from torch import Tensor
 
 from shoal_model.shipping import ship
 
 __all__ = [
+    "REMOVED",
     "RowChoice",
     "RowSampling",
     "SampleRow",
@@ -30,9 +33,12 @@ __all__ = [
     "TokenLogprobs",
     "accept_length",
     "choice_seed",
+    "model_logprobs",
     "sample",
 ]
 
+REMOVED = -9999.0
+"""Log-probability of a token that the mask or the filters removed."""
 _SEED_RANGE = 1 << 64
 
 
@@ -82,7 +88,11 @@ class RowChoice:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of a token, and of the likeliest ones, best first, ties to the lower id."""
+    """Log-probability of a token, and of the n likeliest ones, best first, ties to the lower id.
+
+    Always n of them: behind the tokens that can be sampled come those that the filters removed, likeliest first, then
+    those that the mask removed, by id; all of these have REMOVED.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -90,21 +100,54 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens of a batch of rows; `logprobs[i]` is None where row i did not ask."""
+    """Tokens of a batch of rows; `logprobs[i]` is None where row i did not ask.
+
+    margins   on the host, where asked for: by how much each token won over the next one
+    """
 
     token_ids: Tensor  # int64 [R]
     logprobs: tuple[TokenLogprobs | None, ...]
+    margins: Tensor | None = None  # float32 [R]
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
-    """Sample one token per row of logits [R, V] (taken to float32). Raises ValueError for a parameter out of range.
+def sample(
+    logits: Tensor, rows: Sequence[SampleRow], *, in_place: bool = False, wants_margins: bool = False
+) -> Sampled:
+    """Sample one token per row of logits [R, V] (taken to float32, which `in_place` allows to be written over).
 
-    Log-probabilities are those of the processed distribution; at temperature 0, of the model's.
+    Log-probabilities are those of the processed distribution: what is sampled from, filters included. A row at
+    temperature 0 takes the arg-max; its log-probabilities are those at temperature 1 after bias, penalties and mask.
+    raises   ValueError for a parameter out of range
     """
-    z = process_logits(logits.to(torch.float32), [row.sampling for row in rows])
+    settings = [row.sampling for row in rows]
+    taken = logits.to(torch.float32)
+    edited = edit_logits(taken, settings, in_place=in_place)
+    asked = {i: row.num_logprobs for i, row in enumerate(rows) if row.num_logprobs is not None}
+    # Filters keep the order of what they keep, so the order before them also ranks what they remove.
+    ranked = {i: _best(edited[i], count) for i, count in asked.items()}
+    z = filter_logits(edited, settings, in_place=in_place or edited is not taken)
     choice = RowChoice.of(rows, logits.device)
     token_ids = coupled_argmax(z, choice.seeds, choice.positions, choice.is_greedy)
-    return Sampled(token_ids, _logprobs(z, token_ids, rows))
+    margins = None
+    if wants_margins and z.device.type == "cpu":
+        margins = coupled_margins(z, choice.seeds, choice.positions, choice.is_greedy, token_ids)
+    found: list[TokenLogprobs | None] = [None] * len(rows)
+    if asked:
+        table = logprobs(z[list(asked)])
+        for values, i in zip(table, asked, strict=True):
+            found[i] = _token_logprobs(values, token_ids[i : i + 1], ranked[i])
+    return Sampled(token_ids, tuple(found), margins)
+
+
+def model_logprobs(logits: Tensor, token_ids: Sequence[int], count: int) -> list[TokenLogprobs]:
+    """Log-probabilities of given tokens, one per row of logits [R, V], and of the `count` likeliest of each row.
+
+    The model's own distribution: temperature 1, nothing edited or filtered.
+    """
+    z = logits.to(torch.float32)
+    chosen = torch.tensor(token_ids, dtype=torch.int64).to(z.device)
+    table = logprobs(z)
+    return [_token_logprobs(table[i], chosen[i : i + 1], _best(z[i], count)) for i in range(z.shape[0])]
 
 
 def accept_length(drafts: Sequence[int], sampled: Sequence[int]) -> int:
@@ -118,20 +161,21 @@ def accept_length(drafts: Sequence[int], sampled: Sequence[int]) -> int:
     return len(drafts)
 
 
-def _logprobs(z: Tensor, token_ids: Tensor, rows: Sequence[SampleRow]) -> tuple[TokenLogprobs | None, ...]:
-    asked = [i for i, row in enumerate(rows) if row.num_logprobs is not None]
-    result: list[TokenLogprobs | None] = [None] * len(rows)
-    if not asked:
-        return tuple(result)
-    table = logprobs(z[asked])
-    for at, i in enumerate(asked):
-        count = min(rows[i].num_logprobs or 0, table.shape[1])
-        values, ids = torch.sort(table[at], descending=True, stable=True)
-        top = zip(ids[:count].tolist(), values[:count].tolist(), strict=True)
-        result[i] = TokenLogprobs(
-            float(table[at, token_ids[i]]), tuple((token, value) for token, value in top if value > -torch.inf)
-        )
-    return tuple(result)
+def _best(values: Tensor, count: int) -> Tensor:
+    """Ids int64 [min(count, V)] of the largest values [V], best first, ties to the lower id."""
+    count = min(count, values.shape[0])
+    if not count:
+        return torch.empty(0, dtype=torch.int64, device=values.device)
+    least = values.topk(count).values[-1]
+    above = (values > least).nonzero()[:, 0]
+    order = torch.sort(values[above], descending=True, stable=True).indices
+    return torch.cat([above[order], (values == least).nonzero()[: count - above.shape[0], 0]])
+
+
+def _token_logprobs(values: Tensor, token: Tensor, best: Tensor) -> TokenLogprobs:
+    ids = torch.cat([token, best])
+    found = [max(value, REMOVED) for value in values[ids].tolist()]
+    return TokenLogprobs(found[0], tuple(zip(best.tolist(), found[1:], strict=True)))
 
 
 def _signed(seed: int) -> int:

@@ -32,7 +32,11 @@ BODY: dict[str, Any] = {
     "ignore_eos": True,
     "stream": True,
 }
-GATEWAY = {"SHOAL_GATEWAY_KEEP_ALIVE_S": "0.1", "SHOAL_GATEWAY_WRITE_TIMEOUT_S": "1"}
+GATEWAY = {
+    "SHOAL_GATEWAY_KEEP_ALIVE_S": "0.1",
+    "SHOAL_GATEWAY_ADMISSION_S": "0.1",
+    "SHOAL_GATEWAY_WRITE_TIMEOUT_S": "1",
+}
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 15.0) -> None:
@@ -106,6 +110,25 @@ def test_a_silence_is_filled_with_comments(slow: GatewayMesh) -> None:
     assert 4 <= comments <= 9
     assert answer.text.startswith(": keep-alive")
     assert said(answer.text)
+
+
+def test_a_status_waits_for_the_rank_to_admit_the_request(tmp_path: Path) -> None:
+    with gateway_mesh(tmp_path, gateway={**GATEWAY, "SHOAL_GATEWAY_ADMISSION_S": "5"}) as mesh:
+        mesh.ranks[0].popen.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        timer = threading.Timer(0.5, mesh.ranks[0].popen.send_signal, [signal.SIGCONT])
+        timer.start()
+        try:
+            with httpx.stream(
+                "POST", f"{mesh.url}/chat/completions", json={**BODY, "max_tokens": 3}, timeout=20
+            ) as answer:
+                waited_s = time.monotonic() - began_s
+                text = answer.read().decode()
+        finally:
+            timer.join()
+    assert waited_s >= 0.5
+    assert text.startswith("data: ")
+    assert said(text)
 
 
 def test_many_streams_begin_in_a_silence(slow: GatewayMesh) -> None:

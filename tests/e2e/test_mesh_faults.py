@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from shoal_client import Client
+from shoal_common.constraints import ConstraintKind, normalise
 from shoal_engine import LLM
 from support.asking import Question, ask, ask_offline
 from support.mesh import Mesh, is_ready, mesh, wait_for
@@ -37,7 +41,7 @@ def client(pack: Mesh) -> Iterator[Client]:
     pack.wait_idle()
 
 
-def question(seed: int, **fields: int) -> Question:
+def question(seed: int, **fields: Any) -> Question:
     return Question(
         prompt=tuple(prompt_of(fields.pop("length", 300), seed=seed)),
         seed=seed,
@@ -87,6 +91,28 @@ def test_a_decode_worker_killed_in_mid_answer_costs_no_token(pack: Mesh, client:
 
     told = disturbed(client, asked, kill, after=40)
     assert told == as_lists(ask_offline(offline, [asked])[0])
+    again(pack, killed[0], LOCAL_PREFILL_TOKENS="0")
+
+
+def test_json_that_is_interrupted_in_mid_object_goes_on_where_it_was(pack: Mesh, client: Client, offline: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 40}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    asked = replace(question(9), constraint=normalise(ConstraintKind.JSON_SCHEMA, json.dumps(schema)))
+    killed: list[str] = []
+
+    def kill() -> None:
+        killed.append(runner(pack))
+        pack.kill(killed[0])
+
+    told = disturbed(client, asked, kill, after=40)
+    assert told == as_lists(ask_offline(offline, [asked])[0])
+    text = offline.get_tokenizer().decode(told[0], skip_special_tokens=True)
+    assert text.count("{") == 1
+    assert text.lstrip("{ \n\r\t").startswith('"a"')
     again(pack, killed[0], LOCAL_PREFILL_TOKENS="0")
 
 

@@ -51,7 +51,8 @@ def test_a_streamed_answer_is_the_whole_answer_in_pieces(api: openai.OpenAI) -> 
     assert events[0].choices[0].delta.role == "assistant"
     assert [event.choices[0].finish_reason for event in events if event.choices][-1] == "length"
     assert len({(event.id, event.created) for event in events}) == 1
-    assert events[-1].usage == whole_answer.usage
+    # What was drafted is up to the moment.
+    assert events[-1].usage.model_dump(exclude={"shoal"}) == whole_answer.usage.model_dump(exclude={"shoal"})
     assert whole_answer.usage.completion_tokens == 20
     assert whole_answer.usage.total_tokens == whole_answer.usage.prompt_tokens + 20
 
@@ -105,6 +106,28 @@ def test_logprobs_come_with_every_token_and_name_the_emitted_one(api: openai.Ope
         # Greedy: what was emitted is the best.
         assert token.token == token.top_logprobs[0].token
         assert token.logprob == token.top_logprobs[0].logprob == max(top.logprob for top in token.top_logprobs)
+
+
+def test_the_extension_forces_bans_reports_the_prompt_and_counts_drafts(whole: Mesh, api: openai.OpenAI) -> None:
+    fields = {"forced_ids": [80, 81, 82], "bad_words": ["zz", [90, 91]], "prompt_logprobs": 1, "determinism": "exact"}
+    answer = chat(api, "Hi", temperature=0, extra_body={"shoal": fields})
+    spelled = httpx.post(f"{whole.http}/detokenize", json={"tokens": fields["forced_ids"]}).json()["prompt"]
+    assert answer.choices[0].message.content.startswith(spelled)
+    report = answer.shoal["prompt_logprobs"]
+    assert len(report) == answer.usage.prompt_tokens - 1
+    assert all(len(one["top_logprobs"]) == 1 and one["logprob"] <= one["top_logprobs"][0]["logprob"] for one in report)
+    assert sum(answer.usage.shoal["drafted_by_position"]) >= sum(answer.usage.shoal["verified_by_position"])
+    events = list(chat(api, "Hi", temperature=0, extra_body={"shoal": fields}, stream=True))
+    assert [event.shoal["prompt_logprobs"] for event in events if getattr(event, "shoal", None)] == [report]
+    assert "".join(event.choices[0].delta.content or "" for event in events) == answer.choices[0].message.content
+
+
+def test_a_prompt_too_long_to_be_reported_is_a_client_error_even_for_a_stream(api: openai.OpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            chat(api, LONG, extra_body={"shoal": {"prompt_logprobs": 0}}, stream=stream)
+        assert caught.value.code == "prompt_logprobs_need_full_replay"
+        assert caught.value.param == "params.prompt_logprobs"
 
 
 def test_the_second_turn_of_a_conversation_hits_the_cache_and_answers_as_without_it(

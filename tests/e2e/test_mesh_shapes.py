@@ -40,6 +40,10 @@ SHAPES: dict[str, Settings] = {
         "scheduler": REMOTE,
         "decode_worker": {"VERIFY_WIDTH": "2", "THREADS": "2", "SLOT_COUNT": "3"},
     },
+    "widths planned by measured costs": {
+        "scheduler": REMOTE,
+        "decode_worker": {"VERIFY": "planned", "PROFILE_S": "1", "COST_DIRECTORY": "{folder}/costs"},
+    },
 }
 
 
@@ -51,7 +55,10 @@ def test_a_mesh_of_any_shape_gives_the_answer_of_the_offline_model(tmp_path: Pat
         for temperature in (0.0, 1.0)
     ]
     wanted = ask_offline(offline, questions)
-    with mesh(tmp_path, SHAPES[shape]) as started, Client(started.grpc, timeout_s=120) as client:
+    settings = {
+        name: {key: value.format(folder=tmp_path) for key, value in one.items()} for name, one in SHAPES[shape].items()
+    }
+    with mesh(tmp_path, settings) as started, Client(started.grpc, timeout_s=120) as client:
         assert [ask(client, question).tokens for question in questions] == wanted
         # Again, now together and from the cache.
         with ThreadPoolExecutor(len(questions)) as pool:

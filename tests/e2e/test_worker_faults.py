@@ -433,7 +433,7 @@ async def test_both_workers_tell_their_figures(pair: WorkerPair) -> None:
     decode, prefill = await numbers(pair.decode), await numbers(pair.prefill)
     assert decode["step_count"] > 0
     assert prefill["step_count"] > 0
-    assert decode["verify_width"] == 5
+    assert 0 < decode["verify_width"] <= 5
 
 
 async def test_a_request_finished_while_its_prompt_is_on_its_way_ends_normally(pair: WorkerPair) -> None:

@@ -13,12 +13,12 @@ from shoal_engine.logical_rows import HandoverRows
 from shoal_engine.planner import FixedWidth, WidthPlanner
 from shoal_engine.requests import PrefillRequest
 from shoal_kernels.threads import get_num_threads, set_num_threads
-from support.engine_driver import Driver, RandomWidths
+from support.engine_driver import Driver, RandomWidths, planned
 from support.exactness import CASES, HIT_CASES, Case, assert_same, driver, interrupted, stored_prefix
 
 ORIGINS = ("cold", "snapshot", "warm replay", "remote", "remote after a hit")
 CHUNKS = (1, 7, 128, 512)
-WIDTHS = (0, 1, 2, 3, 4, 5, None)  # None: a random width for every choice and step
+WIDTHS = (0, 1, 2, 3, 4, 5, None, "planned")  # None: a random width for every choice and step
 
 
 @cache
@@ -32,6 +32,13 @@ def prefilled(uses_hits: bool) -> Driver:
         d.core.start(case.name)
     d.run()
     return d
+
+
+def planner_of(width: int | str | None, salt: int) -> WidthPlanner:
+    """The planner of a width."""
+    if width == "planned":
+        return planned(row_s=2e-4, is_delayed=bool(salt % 2))
+    return FixedWidth(width) if isinstance(width, int) else RandomWidths(salt)
 
 
 def begin(d: Driver, case: Case, origin: str, cut: int | None) -> None:
@@ -60,8 +67,7 @@ def test_the_answer_is_the_same(origin: str, chunk: int, threads: int) -> None:
     try:
         for salt, (width, is_interrupted) in enumerate(itertools.product(WIDTHS, (False, True))):
             cuts = random.Random(f"{origin} {chunk} {salt}")
-            planner: WidthPlanner = RandomWidths(salt) if width is None else FixedWidth(width)
-            d = driver(CASES, salt=salt, chunk=chunk, planner=planner)
+            d = driver(CASES, salt=salt, chunk=chunk, planner=planner_of(width, salt))
             for case in CASES:
                 begin(d, case, origin, cuts.randint(1, case.output - 1) if is_interrupted else None)
             d.run()

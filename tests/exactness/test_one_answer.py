@@ -9,19 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from shoal_engine.admission import Growth
 from shoal_engine.logical_rows import HandoverRows, PrefixRows, RowKind
 from shoal_engine.planner import FixedWidth
 from shoal_engine.requests import ChoiceStart, PrefillRequest
 from shoal_engine.served_model import ServedModel
-from shoal_kernels.ops.linear import LinearWeight
 from shoal_kernels.threads import get_num_threads, set_num_threads
-from shoal_model.model import Model
-from support.engine_driver import Driver
+from support.engine_driver import Driver, planned
 from support.exactness import (
     BLOCKS,
     CASES,
@@ -33,9 +31,10 @@ from support.exactness import (
     assert_same,
     driver,
     interrupted,
+    noisy_drafts,
     stored_prefix,
 )
-from support.tiny_model import REPLAY, tiny_model, tiny_weights
+from support.tiny_model import REPLAY, tiny_model
 
 
 @pytest.fixture
@@ -78,21 +77,24 @@ def test_at_every_verify_width(width: int) -> None:
     run_all(driver(CASES, salt=width, planner=FixedWidth(width)))
 
 
+@pytest.mark.parametrize(
+    "costs",
+    [{"row_s": 1e-5}, {"row_s": 5e-4, "is_delayed": True}, {"row_s": 2e-3, "draft_s": 0.1}],
+    ids=["cheap-rows", "delayed", "mostly-plain"],
+)
+def test_with_planned_widths(costs: dict[str, Any]) -> None:
+    """The last one drafts in one step of four, where drafting does not pay."""
+    planner = planned(**costs)
+    run_all(driver(CASES, salt=7, planner=planner))
+    assert planner.stats().is_drafting == ("draft_s" not in costs)
+
+
 def test_with_the_model_s_own_drafts() -> None:
     run_all(driver(CASES, model=ServedModel(tiny_model(num_blocks=BLOCKS, num_slots=SLOTS))))
 
 
 def test_with_draft_weights_replaced_by_noise() -> None:
-    weights, like = tiny_weights(), tiny_model()
-    assert weights.draft is not None
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(weights.draft.markov_embed.shape[0], weights.draft.markov_embed.shape[1], generator=generator)
-    head = LinearWeight.from_bf16(noise.to(torch.bfloat16).to(like.device), keep_bytes=like.precision.keeps_bytes)
-    weights = replace(weights, draft=replace(weights.draft, markov_head=head))
-    model = Model(
-        like.config, weights, precision=like.precision, device=like.device, num_blocks=BLOCKS, num_slots=SLOTS
-    )
-    run_all(driver(CASES, model=ServedModel(model)))
+    run_all(driver(CASES, model=noisy_drafts()))
 
 
 @pytest.mark.parametrize("has_snapshot", [True, False], ids=["snapshot", "warm-replay"])
@@ -214,35 +216,6 @@ def test_preempted_in_a_tiny_pool_and_recovered_in_place() -> None:
 def _small(cases: tuple[Case, ...]) -> ServedModel:
     """A pool with one block for each case and two to spare: every case needs two in the end."""
     return ServedModel(tiny_model(num_blocks=1 + len(cases) + 2, num_slots=len(cases)))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_with_penalties_and_filters(temperature: float) -> None:
-    case = Case(40, 3, temperature)
-    edits = {
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.3,
-        "repetition_penalty": 1.2,
-        "top_p": 0.9,
-        "top_k": 50,
-        "min_p": 0.01,
-        "logit_bias": {7: 1.5},
-        "min_tokens": 6,
-        "top_logprobs": 3,
-        "ignore_eos": False,
-    }
-    said = []
-    for planner in (FixedWidth(0), FixedWidth(5)):
-        d = driver((case,), planner=planner)
-        d.generate(case.request(**edits))
-        found = [logprob for entry in d.sink.entries for logprob in entry.logprobs]
-        said.append((d.sink.tokens[case.name, 0], found))
-    d = driver((case,))
-    (tokens,) = d.generate(case.request(**edits, choices=[ChoiceStart(output_ids=tuple(said[0][0][:5]))]))
-    assert said[0] == said[1]
-    assert tokens == said[0][0]
-    assert len(said[0][1]) == len(said[0][0])
-    assert all(position.emitted.logprob <= position.top[0].logprob <= 0 for position in said[0][1])
 
 
 def test_cases_differ_so_that_equality_means_something() -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from shoal.inference.v1 import generation_pb2
 from shoal_client import Client, SamplingParams, generation
+from shoal_common.constraints import OutputConstraint
+from shoal_common.constraints.wire import constraint_message
 from shoal_engine import LLM
 from shoal_engine import SamplingParams as OfflineParams
 
@@ -20,13 +22,15 @@ class Question:
     max_tokens: int = 24
     n: int = 1
     user_id: str | None = None
+    constraint: OutputConstraint | None = None
 
     def generation(self) -> generation_pb2.Generation:
         """As the mesh takes it."""
         sampling = SamplingParams(
             temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens, ignore_eos=True
         )
-        return generation(list(self.prompt), sampling=sampling, n=self.n, user_id=self.user_id)
+        constraint = None if self.constraint is None else constraint_message(self.constraint)
+        return generation(list(self.prompt), sampling=sampling, n=self.n, user_id=self.user_id, constraint=constraint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,14 @@ def ask(client: Client, question: Question) -> Told:
 def ask_offline(llm: LLM, questions: list[Question]) -> list[tuple[tuple[int, ...], ...]]:
     """Tokens per choice of each question, from the model in this process."""
     params = [
-        OfflineParams(temperature=one.temperature, seed=one.seed, max_tokens=one.max_tokens, n=one.n, ignore_eos=True)
+        OfflineParams(
+            temperature=one.temperature,
+            seed=one.seed,
+            max_tokens=one.max_tokens,
+            n=one.n,
+            ignore_eos=True,
+            constraint=one.constraint,
+        )
         for one in questions
     ]
     prompts = [list(one.prompt) for one in questions]

@@ -15,8 +15,9 @@ from shoal_engine.core import EngineConfig, EngineCore
 from shoal_engine.events import ChoiceEnd, EngineUsage, TokenEntry
 from shoal_engine.logical_rows import LogicalRows
 from shoal_engine.model_port import StepModel
-from shoal_engine.planner import FixedWidth, WidthPlanner, WidthView
+from shoal_engine.planner import FixedWidth, PlannerStats, StepTimes, VerifiedRound, WidthPlanner, WidthView
 from shoal_engine.requests import ChoiceStart, GenerationRequest, PrefillRequest, SamplingSpec
+from shoal_engine.verify import CostModel, CostTable, DraftGate, PlannedWidth
 
 MAX_STEPS = 5000
 STANDARD_GROWTH = Growth()
@@ -78,7 +79,7 @@ class RecordingSink:
 class RandomWidths:
     """Any width that the cap allows, from a reproducible stream."""
 
-    max_width = 5
+    max_width = draft_width = 5
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -86,8 +87,33 @@ class RandomWidths:
     def widths(self, views: Sequence[WidthView]) -> list[int]:
         return [self._random.randint(0, view.cap) for view in views]
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def verified(self, rounds: Sequence[VerifiedRound]) -> None:
         pass
+
+    def observe(self, step: StepTimes) -> None:
+        pass
+
+    def stats(self) -> PlannerStats:
+        return PlannerStats()
+
+
+class _KeepsItsCosts(PlannedWidth):
+    """Learns nothing from the clock, so that a test plans the same on every machine."""
+
+    def observe(self, step: StepTimes) -> None:
+        pass
+
+
+def planned(*, row_s: float = 1e-4, draft_s: float = 1e-4, is_delayed: bool = False) -> PlannedWidth:
+    """A planner on a machine whose steps cost 1 ms, and so much per row and per draft pass."""
+    table = CostTable(
+        rows=(1, 1024),
+        step_s=(1e-3 + row_s, 1e-3 + 1024 * row_s),
+        choices=(1, 64),
+        sampler_s=(0.0, 0.0),
+        draft_s=(draft_s, draft_s),
+    )
+    return _KeepsItsCosts(5, CostModel(table, 1024), is_delayed=is_delayed, gate=DraftGate(probe_steps=4))
 
 
 class Driver:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import torch
 from shoal_engine.logical_rows import PrefixRows
 from shoal_engine.model_port import Draft, DraftStart
 from shoal_engine.planner import FixedWidth
 from shoal_engine.requests import ChoiceStart, GenerationRequest
 from shoal_engine.served_model import ServedModel
+from shoal_kernels.ops.linear import LinearWeight
 from shoal_model.model import Model
 from shoal_model.sampler import choice_seed
 from support.engine_driver import Driver, RandomWidths, request
-from support.tiny_model import REPLAY, text, tiny_model
+from support.tiny_model import REPLAY, text, tiny_model, tiny_weights
 
 BLOCKS, SLOTS = 160, 72
 OUTPUT = 16
@@ -62,10 +64,10 @@ HIT_CASES = tuple(case for case in CASES if case.length >= 128 + REPLAY)
 class GuidedModel(ServedModel):
     """Drafts what the answer is known to be, right up to a random place."""
 
-    def __init__(self, model: Model, answers: dict[tuple[int, int], Sequence[int]], salt: int = 0) -> None:
+    def __init__(self, model: Model, answers: Mapping[tuple[int, int], Sequence[int]], salt: int = 0) -> None:
         super().__init__(model)
         self._answers = answers
-        self._random = random.Random(salt)
+        self._random, self._chances = random.Random(salt), random.Random(f"chances {salt}")
 
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:
         super().draft(starts, width)
@@ -78,7 +80,8 @@ class GuidedModel(ServedModel):
         drafts = known + [5] * (width - len(known))
         for j in range(self._random.randint(0, width), width):
             drafts[j] = (drafts[j] + 1) % self.shape.vocab_size
-        return Draft(tuple(drafts), (1.0,) * width)
+        chances = tuple(self._chances.uniform(-3.0, 5.0) for _ in drafts)
+        return Draft(tuple(drafts), chances)
 
 
 @cache
@@ -107,6 +110,26 @@ def guided(cases: Iterable[Case], salt: int = 0) -> ServedModel:
     """A model with room for all cases whose drafts are often right."""
     return GuidedModel(
         tiny_model(num_blocks=BLOCKS, num_slots=SLOTS), {(c.length, c.seed): alone(c) for c in cases}, salt
+    )
+
+
+def noisy_drafts(*, num_blocks: int = BLOCKS, num_slots: int = SLOTS) -> ServedModel:
+    """The tiny model with noise for its draft's Markov head."""
+    weights, like = tiny_weights(), tiny_model()
+    assert weights.draft is not None
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(weights.draft.markov_embed.shape[0], weights.draft.markov_embed.shape[1], generator=generator)
+    head = LinearWeight.from_bf16(noise.to(torch.bfloat16).to(like.device), keep_bytes=like.precision.keeps_bytes)
+    weights = replace(weights, draft=replace(weights.draft, markov_head=head))
+    return ServedModel(
+        Model(
+            like.config,
+            weights,
+            precision=like.precision,
+            device=like.device,
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+        )
     )
 
 

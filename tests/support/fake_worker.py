@@ -61,8 +61,9 @@ class FakeWorker(rpc.DecodeServiceServicer):
         choice_index: int = 0,
         finish: sampling_pb2.FinishReason.ValueType = GOING,
         step: int = 1,
+        **more: Any,
     ) -> None:
-        """Put one entry on the stream."""
+        """Put one entry on the stream; `more` are fields of it."""
         entry = pb.Entry(
             request_id=request_id,
             attempt=attempt,
@@ -70,6 +71,7 @@ class FakeWorker(rpc.DecodeServiceServicer):
             output_index=output_index,
             token_ids=token_ids,
             finish_reason=finish,
+            **more,
         )
         self._out.put_nowait(pb.FramesResponse(frame=pb.Frame(step=step, entries=[entry])))
 

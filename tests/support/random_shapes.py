@@ -27,7 +27,7 @@ from shoal_model.checkpoint import Checkpoint
 from shoal_model.load_weights import load_weights
 from shoal_model.model import Model
 from shoal_model.sampler import choice_seed
-from support.engine_driver import Driver, RandomWidths, request
+from support.engine_driver import Driver, RandomWidths, planned, request
 from support.exactness import GuidedModel
 
 MAX_STEPS = 50_000
@@ -172,7 +172,7 @@ class Shape:
         return Driver(
             GuidedModel(model, answers, seed) if self._chance(0.7) else ServedModel(model),
             replay_length=self._world.replay_length,
-            planner=draw.choice((FixedWidth(0), FixedWidth(2), FixedWidth(5), RandomWidths(seed))),
+            planner=draw.choice((FixedWidth(0), FixedWidth(2), FixedWidth(5), RandomWidths(seed), planned())),
             chunk=chunk,
             rows=draw.choice((chunk, chunk + 5, 8192)),
             growth=Growth(admitted_output=draw.choice((1, 4)), blocks=1) if is_short else Growth(),

@@ -12,9 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from shoal_engine.block_pool import BLOCK_TOKENS
+from shoal_engine.constraint import Mask
 from shoal_engine.events import PositionLogprobs, TokenLogprob
 from shoal_engine.logical_rows import RowKind
+from shoal_engine.matching import DraftMasks
 from shoal_engine.model_port import Draft, DraftStart, ModelShape, Sampled, TokenContext
+from shoal_engine.row_rules import banned_ids, bans_beside, forced_id, is_empty, row_mask
 from shoal_model.rows import Segment
 
 VOCAB = 97
@@ -37,12 +40,16 @@ def _prefix_hash(tokens: Sequence[int]) -> int:
     return _hash(np.asarray(tokens, dtype=np.int64).tobytes())
 
 
-def _token(hidden: int, seed: int, output_index: int, banned: frozenset[int]) -> int:
+def _token(hidden: int, seed: int, output_index: int, mask: Mask | None = None) -> int | None:
+    """The first token of a stream of hashes that the mask allows; None if it allows none."""
+    if mask is not None and is_empty(mask, VOCAB):
+        return None
     for attempt in range(VOCAB):
         token = _hash(hidden, seed, output_index, attempt) % VOCAB
-        if token not in banned:
+        if mask is None or mask[token // 32] >> (token % 32) & 1:
             return token
-    raise AssertionError("everything is banned")
+    assert mask is not None
+    return next(token for token in range(VOCAB) if mask[token // 32] >> (token % 32) & 1)
 
 
 def toy_seed(seed: int, choice: int) -> int:
@@ -54,7 +61,9 @@ def toy_output(prompt: Sequence[int], seed: int, count: int, stops: frozenset[in
     """What a choice of this seed must say."""
     output: list[int] = []
     while len(output) < count:
-        output.append(_token(_prefix_hash([*prompt, *output]), seed, len(output), frozenset()))
+        token = _token(_prefix_hash([*prompt, *output]), seed, len(output))
+        assert token is not None, "nothing is masked"
+        output.append(token)
         if output[-1] in stops:
             break
     return output
@@ -140,16 +149,30 @@ class ToyModel:
     def sample(self, hidden: list[int], rows: Sequence[int], contexts: Sequence[TokenContext]) -> list[Sampled]:
         sampled = []
         for row, context in zip(rows, contexts, strict=True):
-            token = _token(hidden[row], context.seed, context.output_index, context.banned)
+            mask = row_mask(context.mask, context.banned, forced_id(context.spec, context.output_index), VOCAB)
+            token = _token(hidden[row], context.seed, context.output_index, mask)
+            if token is None:
+                sampled.append(Sampled(0, is_stuck=True))
+                continue
             found = None
             if context.spec.top_logprobs is not None:
                 found = PositionLogprobs(TokenLogprob(token, -float(context.output_index)), ())
             sampled.append(Sampled(token, found))
         return sampled
 
+    def logprobs(
+        self, hidden: list[int], rows: Sequence[int], token_ids: Sequence[int], top: int
+    ) -> list[PositionLogprobs]:
+        # Values that tell row, token and count apart.
+        return [
+            PositionLogprobs(TokenLogprob(token, -float(hidden[row] % 1000)), (TokenLogprob(0, -1.0),) * top)
+            for row, token in zip(rows, token_ids, strict=True)
+        ]
+
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:
         drafts = []
-        for start in starts:
+        masks = DraftMasks([start.matcher for start in starts], VOCAB)
+        for place, start in enumerate(starts):
             context = start.context
             assumed: list[int] = []
             assert start.position == len(context.prompt) + len(context.output) - 1
@@ -159,12 +182,17 @@ class ToyModel:
             for j in range(width):
                 prefix = [*context.prompt.tolist(), *context.output, *assumed]
                 index = context.output_index + j
-                banned = start.stop_ids if index < start.min_tokens else frozenset()
-                token = _token(_prefix_hash(prefix), context.seed, index, banned)
+                banned = banned_ids(context.spec, start.stop_ids, start.min_tokens, context.output, assumed)
+                allowed = masks.mask(place)
+                banned = bans_beside(allowed, banned, start.stop_ids, VOCAB)
+                mask = row_mask(allowed, banned, forced_id(context.spec, index), VOCAB)
+                token = _token(_prefix_hash(prefix), context.seed, index, mask) or 0
                 if _hash("draft", context.seed, index) % 100 >= self.draft_quality:
                     token = (token + 1) % VOCAB
                 assumed.append(token)
+                masks.took(place, token)
             drafts.append(Draft(tuple(assumed), (0.5,) * width))
+        masks.close()
         return drafts
 
     def _check_draft_window(self, start: DraftStart) -> None:

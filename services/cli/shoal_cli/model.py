@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from shoal_cli import model_generate
+from shoal_cli import model_calibrate, model_generate
 
 if TYPE_CHECKING:
     from shoal_model.inspect import Amount, CheckpointReport, LayerReport
@@ -27,6 +27,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_inspect(commands)
     _add_logits(commands)
     model_generate.add_parser(commands)
+    model_calibrate.add_parser(commands)
 
 
 def run(args: argparse.Namespace) -> int:

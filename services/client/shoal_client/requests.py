@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.common.v1.sampling_pb2 import SamplingParams
+from shoal.common.v1.sampling_pb2 import DETERMINISM_EXACT, Constraint, SamplingParams
 from shoal.common.v1.tokens_pb2 import TokenIds
 from shoal.inference.v1.chat_pb2 import ChatMessage, ChatPrompt, ChatRole, Tool
 from shoal.inference.v1.generation_pb2 import Generation, OutputForm
@@ -40,9 +40,19 @@ def generation(
     reasoning_effort: int | None = None,
     output_form: OutputForm.ValueType = OutputForm.OUTPUT_FORM_UNSPECIFIED,
     user_id: str | None = None,
+    is_exact: bool = False,
+    constraint: Constraint | None = None,
 ) -> Generation:
-    """The request's message. Raises ValueError for a prompt of no known shape; limits are the server's to check."""
+    """The request's message. Raises ValueError for a prompt of no known shape; limits are the server's to check.
+
+    is_exact     fail rather than give an answer that could not be repeated bit for bit
+    constraint   what the answer's text must be
+    """
     made = Generation(model=model, sampling=sampling, n=n, stop=stop, output_form=output_form, user_id=user_id)
+    if is_exact:
+        made.determinism = DETERMINISM_EXACT
+    if constraint is not None:
+        made.constraint.CopyFrom(constraint)
     if isinstance(prompt, Text):
         made.text = prompt.text
     elif isinstance(prompt, ChatPrompt):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from shoal_model.device import parse_device
 
+VERIFY = ("planned", "fixed")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
@@ -51,9 +53,21 @@ class DecodeWorkerConfig(ServingConfig):
     max_context          positions of prompt + output; 0: the model's
     replay_length        K; 0: window + 2 * backtrack
     step_tokens          rows of one step
-    verify_width         drafts verified per choice and step; changes the speed, never the tokens
+    verify               planned: as many drafts are verified as pay, by measured costs and the draft head's
+                         confidences; fixed: all. Changes the speed, never the tokens; so do the settings down to
+                         round_log
+    verify_width         drafts made and verified per choice and step at most; 0 makes none
+    verify_delayed       a step's number of drafts is planned from the confidences of the step before last
+    cost_directory       folder of measured step costs; empty: .cache/shoal/step-costs of the user
+    cost_ttl_s           age from which step costs are measured again
+    profile_s            seconds that measuring them takes, about
+    calibration          file that `shoal model calibrate` wrote; empty: calibration.json beside the checkpoint, if any
+    round_log            file to log draft rounds to, for `shoal model calibrate`; all drafts are verified then
     threads              threads of one step; 0 leaves it to the kernels
     compile_s            seconds after which no further kernel of an accelerator is compiled ahead of requests
+    constraint_compile_s seconds from a request to its compiled constraint; one that takes longer is refused
+    constraint_threads   compile constraints beside the steps
+    constraint_cache_bytes    estimated, of compiled constraints kept
     local_prefill_tokens uncached prompt tokens up to which a prompt is always prefilled here
     kv_cache_address     host:port of the kv_cache node; empty: whoever is present, the one of this host first
     write_queue_bytes    blocks and snapshots waiting to be stored; what comes on top is dropped
@@ -70,9 +84,19 @@ class DecodeWorkerConfig(ServingConfig):
     max_context: int = 0
     replay_length: int = 0
     step_tokens: int = 512
+    verify: str = "planned"
     verify_width: int = 5
+    verify_delayed: bool = False
+    cost_directory: str = ""
+    cost_ttl_s: float = 7 * 86400.0
+    profile_s: float = 3.0
+    calibration: str = ""
+    round_log: str = ""
     threads: int = 0
     compile_s: float = 200.0
+    constraint_compile_s: float = 10.0
+    constraint_threads: int = 2
+    constraint_cache_bytes: int = 256 << 20
     local_prefill_tokens: int = 256
     kv_cache_address: str = ""
     write_queue_bytes: int = 128 << 20
@@ -88,13 +112,16 @@ class DecodeWorkerConfig(ServingConfig):
         prefix = "SHOAL_DECODE_WORKER"
         self.check(prefix)
         _check_device(prefix, self.device)
+        if self.verify not in VERIFY:
+            raise ValueError(f"{prefix}_VERIFY must be one of {', '.join(VERIFY)}, got {self.verify!r}")
         for name in ("max_context", "replay_length", "verify_width", "threads", "compile_s", "local_prefill_tokens"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{prefix}_{name.upper()} must not be negative, got {getattr(self, name)}")
-        positive = ("block_count", "slot_count", "step_tokens", "write_queue_bytes")
+        positive = ("block_count", "slot_count", "step_tokens", "write_queue_bytes", "cost_ttl_s", "profile_s")
+        constraints = ("constraint_compile_s", "constraint_threads", "constraint_cache_bytes")
         times = ("acquire_timeout_s", "pull_timeout_s", "put_timeout_s", "lease_s")
         prefill_times = ("prefill_hit_timeout_s", "prefill_idle_timeout_s", "prefill_timeout_s")
-        for name in (*positive, *times, *prefill_times):
+        for name in (*positive, *constraints, *times, *prefill_times):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{prefix}_{name.upper()} must be positive, got {getattr(self, name)}")
 

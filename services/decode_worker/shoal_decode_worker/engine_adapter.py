@@ -9,8 +9,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal_common.constraints import OutputConstraint
+from shoal_common.draft_counts import DraftCounts
 from shoal_common.errors import MeshError, Unavailable
 from shoal_engine import events as engine_events
+from shoal_engine.constraint import Constraint
 from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows
 from shoal_engine.requests import GenerationRequest
 
@@ -53,11 +56,28 @@ class StepEngine(Protocol):
     def is_running(self) -> bool: ...
 
 
+class Compiler(Protocol):
+    """The part of `shoal_engine.constraints.ConstraintCompiler` used here."""
+
+    def compile(self, source: OutputConstraint) -> Future[Constraint]:
+        """Answered from another thread."""
+        ...
+
+    @property
+    def kept_bytes(self) -> int: ...
+
+    @property
+    def waiting_count(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """An engine that is ready, and what must be known of its model."""
+    """An engine that is ready, what compiles its constraints, and what must be known of its model."""
 
     engine: StepEngine
+    compiler: Compiler
     facts: EngineFacts
     replay_length: int
     encoder_layers: int
@@ -79,6 +99,7 @@ class EngineAdapter:
         self._flow = Flow(self._set_paused)
         # Written by the step thread alone.
         self._draft_tokens = self._accepted_tokens = 0
+        self._compiling: set[str] = set()  # belongs to the loop
 
     def ready(self, loaded: Loaded) -> None:
         """The model is loaded."""
@@ -87,6 +108,7 @@ class EngineAdapter:
     def close(self) -> None:
         """Stop the engine, if there is one. Blocking, ten seconds at most."""
         if self._loaded is not None:
+            self._loaded.compiler.close()
             self._loaded.engine.close()
 
     # EngineLike
@@ -116,18 +138,17 @@ class EngineAdapter:
         self._events = events
 
     def admit(self, start: GenerationStart) -> Future[None]:
-        """Hold blocks and slots."""
+        """Compile the constraint, then hold blocks and slots. On the loop."""
         key = engine_key(start.request_id, start.attempt)
         self._flow.opened(key, start)
         self._write_back.opened(key, start)
         answer: Future[None] = Future()
-        try:
-            admitted = self._ready.engine.admit(engine_request(key, start))
-        except MeshError as error:
-            self._closed(key)
-            answer.set_exception(error)
+        if start.constraint is None:
+            self._admit(key, start, None, answer)
         else:
-            admitted.add_done_callback(lambda done: _pass_on(done, answer))
+            self._compiling.add(key)
+            compiled = self._ready.compiler.compile(start.constraint)
+            compiled.add_done_callback(lambda done: self._post(self._compiled, key, start, done, answer))
         return answer
 
     def begin(self, request_id: str, attempt: int) -> Future[None]:
@@ -146,6 +167,7 @@ class EngineAdapter:
         """Abort."""
         key = engine_key(request_id, attempt)
         self._closed(key)
+        self._compiling.discard(key)
         if self._loaded is not None:
             self._loaded.engine.cancel(key)
 
@@ -165,6 +187,9 @@ class EngineAdapter:
             accept_length=now.accept_length_ema,
             draft_tokens=self._draft_tokens,
             accepted_tokens=self._accepted_tokens,
+            constraint_cache_bytes=self._loaded.compiler.kept_bytes,
+            constraints_waiting=self._loaded.compiler.waiting_count,
+            planner=now.planner,
         )
 
     # LoadingEngine
@@ -215,6 +240,9 @@ class EngineAdapter:
                 draft_tokens=usage.draft_tokens,
                 accepted_draft_tokens=usage.accepted_draft_tokens,
                 decode_step_count=usage.decode_steps,
+                drafts=DraftCounts(
+                    [*usage.drafted_by_position], [*usage.verified_by_position], [*usage.accepted_by_position]
+                ),
             ),
         )
 
@@ -239,6 +267,28 @@ class EngineAdapter:
 
     def on_prefilled(self, request_id: str, hidden_row: bytes, computed_tokens: int) -> None:
         """This worker prefills for nobody else."""
+
+    def _compiled(self, key: str, start: GenerationStart, done: Future[Constraint], answer: Future[None]) -> None:
+        if key not in self._compiling:
+            # Cancelled meanwhile: nobody asks for the answer any more.
+            answer.set_result(None)
+            return
+        self._compiling.discard(key)
+        error = done.exception()
+        if error is None:
+            self._admit(key, start, done.result(), answer)
+        else:
+            self._closed(key)
+            answer.set_exception(error)
+
+    def _admit(self, key: str, start: GenerationStart, constraint: Constraint | None, answer: Future[None]) -> None:
+        try:
+            admitted = self._ready.engine.admit(engine_request(key, start, constraint))
+        except MeshError as error:
+            self._closed(key)
+            answer.set_exception(error)
+        else:
+            admitted.add_done_callback(lambda done: _pass_on(done, answer))
 
     @property
     def _ready(self) -> Loaded:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal_common.errors import MeshError
+from shoal_engine.planner import PlannerStats
 
 from shoal_decode_worker.entries import RequestUsage, TokenEntry
 from shoal_decode_worker.generation import EngineFacts, GenerationStart
@@ -39,6 +40,9 @@ class EngineStats:
     accept_length: float = 0.0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    constraint_cache_bytes: int = 0
+    constraints_waiting: int = 0
+    planner: PlannerStats = field(default_factory=PlannerStats)
 
 
 class EngineEvents(Protocol):
@@ -72,7 +76,10 @@ class EngineLike(Protocol):
         """Where to report, before the first `admit`."""
 
     def admit(self, start: GenerationStart) -> Future[None]:
-        """Hold blocks and slots. Fails with OUT_OF_BLOCKS, OUT_OF_SLOTS, EXCEEDS_CAPACITY, QUEUE_FULL; then holds none.
+        """Compile the constraint, hold blocks and slots.
+
+        Fails with CONSTRAINT_INVALID, CONSTRAINT_TIMEOUT, OUT_OF_BLOCKS, OUT_OF_SLOTS, EXCEEDS_CAPACITY, QUEUE_FULL;
+        then holds none.
 
         Each choice may at first emit MAX_UNACKNOWLEDGED tokens beyond those it came with.
         """

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 from shoal_engine import events as engine_events
+from shoal_engine.constraint import Constraint
 from shoal_engine.requests import ChoiceStart, GenerationRequest, SamplingSpec
 
 from shoal_decode_worker.engine_like import StepEntry
@@ -29,8 +30,8 @@ def attempt_of(key: str) -> tuple[str, int]:
     return request_id, int(attempt)
 
 
-def engine_request(key: str, start: GenerationStart) -> GenerationRequest:
-    """What the engine is asked for. It arrives now, on the monotonic clock."""
+def engine_request(key: str, start: GenerationStart, constraint: Constraint | None = None) -> GenerationRequest:
+    """What the engine is asked for, with its constraint compiled. It arrives now, on the monotonic clock."""
     sampling = start.sampling
     return GenerationRequest(
         request_id=key,
@@ -49,12 +50,16 @@ def engine_request(key: str, start: GenerationStart) -> GenerationRequest:
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             top_logprobs=sampling.top_logprobs,
+            bad_words=sampling.bad_words,
+            forced_ids=sampling.forced_ids,
+            prompt_logprobs=sampling.prompt_logprobs,
         ),
         seed=sampling.seed,
         choices=tuple(ChoiceStart(output_ids=one.output_ids, is_finished=one.is_finished) for one in start.choices),
         priority=start.priority,
         arrival=time.monotonic(),
         recover_in_place=not start.gateway_id,
+        constraint=constraint,
         cache_points=start.cache_points,
         export_chain=start.cache_root is not None,
     )
@@ -68,8 +73,10 @@ def step_entry(one: engine_events.TokenEntry) -> StepEntry:
         output_index=one.output_index,
         token_ids=one.token_ids,
         logprobs=tuple(_position(each) for each in one.logprobs),
+        drafted_count=one.drafted,
         verified_count=one.verified,
         accepted_count=one.accepted,
+        prompt_logprobs=tuple(_position(each) for each in one.prompt_logprobs),
         finish_reason=_REASONS[one.finish_reason] if one.finish_reason is not None else None,
         cached_tokens=one.cached_tokens,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+
+from shoal_common.draft_counts import DraftCounts
 
 
 class FinishReason(Enum):
@@ -38,7 +40,9 @@ class TokenEntry:
     """Consecutive tokens of one choice that came out of one step. No tokens: only the end of the choice.
 
     logprobs        empty, or one per token
-    verified_count  drafts sent to verification in that step; `accepted_count` of them were accepted
+    drafted_count   drafts made for that step; `verified_count` of them were sent to verification, and
+                    `accepted_count` of those accepted
+    prompt_logprobs set in the first entry of choice 0 if asked for: one per prompt token after the first
     finish_reason   set in the last entry of a choice
     cached_tokens   set in the first entry of a request: prompt tokens whose KV was loaded
     """
@@ -47,8 +51,10 @@ class TokenEntry:
     output_index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[PositionLogprobs, ...] = ()
+    drafted_count: int = 0
     verified_count: int = 0
     accepted_count: int = 0
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     cached_tokens: int | None = None
 
@@ -67,6 +73,7 @@ class TokenEntry:
             output_index=self.output_index + drop,
             token_ids=self.token_ids[drop:],
             logprobs=self.logprobs[drop:],
+            prompt_logprobs=(),
         )
 
     def below_index(self, index: int) -> TokenEntry:
@@ -87,10 +94,14 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestUsage:
-    """What a request used on this worker; token counts of the choices are in their ends."""
+    """What a request used on this worker; token counts of the choices are in their ends.
+
+    drafts   by draft position; `draft_tokens` counts those that were verified
+    """
 
     prompt_tokens: int
     cached_prompt_tokens: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     decode_step_count: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)

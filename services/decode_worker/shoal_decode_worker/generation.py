@@ -7,13 +7,14 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shoal_common.constraints import MAX_START_IDS, OutputConstraint, engine_of
 from shoal_common.errors import FailedPrecondition, NumericsMismatch
+from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_FORCED_IDS, MAX_TOP_LOGPROBS
 
 from shoal_decode_worker.core import ChoiceStart
 from shoal_decode_worker.wrong_field import wrong_field
 
 MAX_CHOICES = 8
-MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 ROOT_BYTES = 32
 
@@ -22,6 +23,18 @@ class ExceedsCapacity(FailedPrecondition):
     """The request is larger than this whole worker."""
 
     reason = "EXCEEDS_CAPACITY"
+
+
+class ConstraintMismatch(FailedPrecondition):
+    """Constraints are compiled by other engines here, or by none."""
+
+    reason = "CONSTRAINT_MISMATCH"
+
+
+class NotDeterministic(FailedPrecondition):
+    """The answer must be exact, and this worker's kernels do not give the same bits in every batch."""
+
+    reason = "NOT_DETERMINISTIC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +55,9 @@ class SamplingSpec:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     top_logprobs: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    forced_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +74,8 @@ class GenerationStart:
 
     prompt_ids   typecode "I"
     cache_root   32 bytes, None: the KV cache is neither read nor written
+    is_exact     refused by an engine that is not invariant
+    constraint   what the output must be, as it came: it is checked where it is compiled
     """
 
     request_id: str
@@ -72,6 +90,8 @@ class GenerationStart:
     prefill_targets: tuple[PrefillTarget, ...] = ()
     priority: int = 0
     cache_points: tuple[int, ...] = ()
+    is_exact: bool = False
+    constraint: OutputConstraint | None = None
 
     def max_tokens(self, max_context: int) -> int:
         """Output tokens a choice may have, its tokens so far included, in a context of `max_context` tokens."""
@@ -82,7 +102,10 @@ class GenerationStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What an engine is: identities, and sizes in tokens, blocks and slots."""
+    """What an engine is: identities, sizes in tokens, blocks and slots, and whether its kernels are invariant.
+
+    constraint_id   what constraints are compiled with; empty: it takes none
+    """
 
     model: str
     kv_id: str
@@ -92,6 +115,8 @@ class EngineFacts:
     max_context: int
     block_count: int
     slot_count: int
+    is_invariant: bool = True
+    constraint_id: str = ""
 
 
 def check(start: GenerationStart, facts: EngineFacts) -> None:
@@ -102,6 +127,10 @@ def check(start: GenerationStart, facts: EngineFacts) -> None:
             wanted=start.numerics_id,
             numerics_id=facts.numerics_id,
         )
+    if start.is_exact and not facts.is_invariant:
+        raise NotDeterministic("this worker's kernels do not give the same bits in every batch")
+    if start.constraint is not None:
+        _check_constraint(start.constraint, facts)
     _check_names(start)
     _check_prompt(start, facts)
     _check_sampling(start.sampling, facts)
@@ -117,6 +146,19 @@ def _check_names(start: GenerationStart) -> None:
         raise wrong_field("attempt", "counts from 1")
     if start.cache_root is not None and len(start.cache_root) != ROOT_BYTES:
         raise wrong_field("cache_root", f"must be {ROOT_BYTES} bytes, got {len(start.cache_root)}")
+
+
+def _check_constraint(constraint: OutputConstraint, facts: EngineFacts) -> None:
+    engine = engine_of(constraint.kind)
+    if not facts.constraint_id or constraint.engine not in ("", engine):
+        raise ConstraintMismatch(
+            f"constraints of this kind are compiled by {engine if facts.constraint_id else 'nothing'} here",
+            wanted=constraint.engine,
+        )
+    if len(constraint.start_after_ids) > MAX_START_IDS:
+        raise wrong_field("constraint.start_after_ids", f"at most {MAX_START_IDS} tokens")
+    for token_id in constraint.start_after_ids:
+        _check_token("constraint.start_after_ids", token_id, facts)
 
 
 def _check_prompt(start: GenerationStart, facts: EngineFacts) -> None:
@@ -168,11 +210,27 @@ def _check_sampling(sampling: SamplingSpec, facts: EngineFacts) -> None:
         if sampling.min_tokens > sampling.max_tokens:
             raise wrong_field("params.min_tokens", f"above max_tokens ({sampling.max_tokens})")
     _check_range("top_logprobs", sampling.top_logprobs or 0, 0, MAX_TOP_LOGPROBS)
+    _check_range("prompt_logprobs", sampling.prompt_logprobs or 0, 0, MAX_TOP_LOGPROBS)
+    _check_sequences(sampling, facts)
     for token_id in sampling.stop_token_ids:
         _check_token("params.stop_token_ids", token_id, facts)
     for token_id, bias in sampling.logit_bias.items():
         _check_token("params.logit_bias", token_id, facts)
         _check_range(f"logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+
+
+def _check_sequences(sampling: SamplingSpec, facts: EngineFacts) -> None:
+    if len(sampling.bad_words) > MAX_BAD_WORDS:
+        raise wrong_field("params.bad_words", f"at most {MAX_BAD_WORDS}, got {len(sampling.bad_words)}")
+    for index, word in enumerate(sampling.bad_words):
+        field_name = f"params.bad_words[{index}]"
+        if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
+            raise wrong_field(field_name, f"1 to {MAX_BAD_WORD_TOKENS} tokens, got {len(word)}")
+        _check_token(field_name, max(word), facts)
+    if len(sampling.forced_ids) > MAX_FORCED_IDS:
+        raise wrong_field("params.forced_ids", f"at most {MAX_FORCED_IDS}, got {len(sampling.forced_ids)}")
+    if sampling.forced_ids:
+        _check_token("params.forced_ids", max(sampling.forced_ids), facts)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -69,7 +69,9 @@ class MeshPrompt:
         self._failures = metrics.counter("remote_prefill_failures", "Prefill calls that failed", ("reason",))
 
     async def load(self, start: GenerationStart) -> None:
-        """Load the prompt and begin."""
+        """Load the prompt and begin. One whose tokens are to be reported runs here from its first token."""
+        if start.sampling.prompt_logprobs is not None:
+            return await self._begin(start)
         facts = self._engine.facts
         hashes = HashChain(start.cache_root, start.prompt_ids).hashes if start.cache_root is not None else []
         length = len(start.prompt_ids)
@@ -94,6 +96,9 @@ class MeshPrompt:
                     self._prefills.labels("remote").inc()
                     return
             await self._load_local(start, prefix, hit)
+        await self._begin(start)
+
+    async def _begin(self, start: GenerationStart) -> None:
         await asyncio.wrap_future(self._engine.begin(start.request_id, start.attempt))
         self._prefills.labels("local").inc()
 

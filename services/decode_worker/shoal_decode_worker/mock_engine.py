@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from shoal_common.draft_counts import DraftCounts
 from shoal_common.errors import OutOfCapacity
 
 from shoal_decode_worker.engine_like import EngineEvents, EngineStats, StepEntry
@@ -72,7 +73,7 @@ class _Sequenced:
     choices: list[_Choice]
     has_begun: bool = False
     steps: int = 0
-    drafted: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     is_first: bool = True
 
 
@@ -244,13 +245,14 @@ class MockEngine:
         choice.next_index = first + len(tokens)
         choice.is_ended = reason is not None
         accepted = max(0, len(tokens) - 1)
-        request.drafted += accepted
+        request.drafts.add(accepted, accepted, accepted)
         self._drafted += accepted
         cached, request.is_first = (0 if request.is_first else None), False
         return TokenEntry(
             choice_index=index,
             output_index=first,
             token_ids=tuple(tokens),
+            drafted_count=accepted,
             verified_count=accepted,
             accepted_count=accepted,
             finish_reason=reason,
@@ -261,7 +263,8 @@ class MockEngine:
 def _usage(request: _Sequenced) -> RequestUsage:
     return RequestUsage(
         prompt_tokens=len(request.start.prompt_ids),
-        draft_tokens=request.drafted,
-        accepted_draft_tokens=request.drafted,
+        draft_tokens=sum(request.drafts.verified),
+        accepted_draft_tokens=sum(request.drafts.accepted),
         decode_step_count=request.steps,
+        drafts=request.drafts,
     )

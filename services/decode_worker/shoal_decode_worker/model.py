@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal_decode_worker.config import DecodeWorkerConfig
@@ -22,6 +23,9 @@ def check(config: DecodeWorkerConfig) -> None:
 
 def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
     """Load, start and warm up. Blocking: seconds, or minutes where kernels are compiled for the first time."""
+    from shoal_engine.constraints import CompilerLimits, ConstraintCompiler, GrammarTokenizer, announced_id
+    from shoal_engine.llm import model_directory
+    from shoal_engine.verify.setup import VerifySettings
     from shoal_engine.worker_model import WorkerModelSettings, open_worker_model, warm_up
 
     model = open_worker_model(
@@ -34,16 +38,36 @@ def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
             replay_length=config.replay_length,
             max_context=config.max_context,
             step_tokens=config.step_tokens,
-            verify_width=config.verify_width,
+            verify=VerifySettings(
+                width=config.verify_width,
+                is_planned=config.verify == "planned",
+                is_delayed=config.verify_delayed,
+                cost_directory=Path(config.cost_directory) if config.cost_directory else None,
+                cost_ttl_s=config.cost_ttl_s,
+                profile_s=config.profile_s,
+                calibration=Path(config.calibration) if config.calibration else None,
+                round_log=Path(config.round_log) if config.round_log else None,
+            ),
             threads=config.threads,
             compile_s=config.compile_s,
             is_prefill_only=False,
         ),
         sink,
     )
+    tokenizer = GrammarTokenizer.from_file(
+        model_directory(config.model) / "tokenizer.json", vocab_size=model.shape.vocab_size, eos_id=model.shape.eos_id
+    )
     warm_up(model, is_prefill_only=False)
     return Loaded(
         engine=model.engine,
+        compiler=ConstraintCompiler(
+            tokenizer,
+            CompilerLimits(
+                compile_s=config.constraint_compile_s,
+                threads=config.constraint_threads,
+                cache_bytes=config.constraint_cache_bytes,
+            ),
+        ),
         facts=EngineFacts(
             model=model.identity.model,
             kv_id=model.identity.kv_id,
@@ -53,6 +77,8 @@ def load(config: DecodeWorkerConfig, sink: EngineSink) -> Loaded:
             max_context=model.max_context,
             block_count=config.block_count,
             slot_count=config.slot_count,
+            is_invariant=model.identity.is_invariant,
+            constraint_id=announced_id(),
         ),
         replay_length=model.replay_length,
         encoder_layers=model.shape.encoder_layers,

@@ -79,7 +79,15 @@ class DecodeServicer(rpc.DecodeServiceServicer):
     async def _run(self, start: GenerationStart, session: Session, context: Context) -> None:
         # Shielded: the engine answers in any case, and `close` takes back what it then holds.
         await asyncio.shield(asyncio.wrap_future(self._engine.admit(start)))
-        admitted = pb.Admitted(numerics_id=self._engine.facts.numerics_id, seed=start.sampling.seed)
+        if session.failure is not None:
+            # Superseded or moved while its constraint was compiled.
+            raise session.failure
+        facts = self._engine.facts
+        admitted = pb.Admitted(
+            numerics_id=facts.numerics_id,
+            seed=start.sampling.seed,
+            constraint_id=facts.constraint_id if start.constraint is not None else "",
+        )
         await context.write(pb.GenerateResponse(admitted=admitted))
         loading = asyncio.create_task(self._load(start, session))
         try:

@@ -72,9 +72,17 @@ class Sessions:
     """
 
     def __init__(
-        self, *, core: DecodeCore, frames: Frames, engine: EngineLike, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        core: DecodeCore,
+        frames: Frames,
+        engine: EngineLike,
+        clock: Callable[[], float] = time.monotonic,
+        on_entry: Callable[[TokenEntry], None] = lambda entry: None,
     ) -> None:
+        """`on_entry` is called with every entry that the engine made."""
         self._core, self._frames, self._engine, self._clock = core, frames, engine, clock
+        self._on_entry = on_entry
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[tuple[str, int], Session] = {}
         self._streams: dict[int, Stream] = {}
@@ -206,6 +214,7 @@ class Sessions:
     def _stepped(self, step: int, entries: list[StepEntry]) -> None:
         self.step = step
         for one in entries:
+            self._on_entry(one.entry)
             request = self._core.emit(one.request_id, one.attempt, one.entry)
             if request is None:
                 continue

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 
 from shoal.common.v1 import sampling_pb2, tokens_pb2
 from shoal.decode.v1 import decode_service_pb2 as pb
+from shoal_common.constraints import OutputConstraint
+from shoal_common.constraints.wire import kind_and_text
 
 from shoal_decode_worker.core import ChoiceStart
 from shoal_decode_worker.entries import FinishReason, PositionLogprobs, TokenEntry, TokenLogprob
@@ -39,7 +41,14 @@ def start_from(request: pb.GenerateRequest, draw_seed: Callable[[], int]) -> Gen
         ),
         priority=request.priority,
         cache_points=tuple(request.cache_points),
+        is_exact=request.determinism == sampling_pb2.DETERMINISM_EXACT,
+        constraint=_constraint(request.constraint) if request.HasField("constraint") else None,
     )
+
+
+def _constraint(message: pb.OutputConstraint) -> OutputConstraint:
+    kind, text = kind_and_text(message.constraint, "constraint.constraint")
+    return OutputConstraint(kind=kind, text=text, engine=message.engine, start_after_ids=tuple(message.start_after_ids))
 
 
 def _sampling(params: sampling_pb2.SamplingParams, draw_seed: Callable[[], int]) -> SamplingSpec:
@@ -61,6 +70,9 @@ def _sampling(params: sampling_pb2.SamplingParams, draw_seed: Callable[[], int])
             params.repetition_penalty if params.HasField("repetition_penalty") else defaults.repetition_penalty
         ),
         top_logprobs=params.top_logprobs if params.HasField("top_logprobs") else None,
+        bad_words=tuple(tuple(word.ids) for word in params.bad_words),
+        forced_ids=tuple(params.forced_ids),
+        prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
     )
 
 
@@ -86,9 +98,11 @@ def entry_message(request: RequestLedger, entry: TokenEntry) -> pb.Entry:
         output_index=entry.output_index,
         token_ids=entry.token_ids,
         logprobs=[_position(one) for one in entry.logprobs],
+        drafted_count=entry.drafted_count,
         verified_count=entry.verified_count,
         accepted_count=entry.accepted_count,
         cached_tokens=entry.cached_tokens,
+        prompt_logprobs=[_position(one) for one in entry.prompt_logprobs],
     )
     if entry.finish_reason is not None:
         message.finish_reason = _REASONS[entry.finish_reason]
@@ -121,5 +135,8 @@ def ended_message(request: RequestLedger) -> pb.Ended:
             draft_tokens=usage.draft_tokens,
             accepted_draft_tokens=usage.accepted_draft_tokens,
             decode_step_count=usage.decode_step_count,
+            drafted_by_position=usage.drafts.drafted,
+            verified_by_position=usage.drafts.verified,
+            accepted_by_position=usage.drafts.accepted,
         ),
     )

@@ -17,9 +17,11 @@ from shoal_common.settings import SharedSettings
 
 from shoal_decode_worker.config import ServingConfig
 from shoal_decode_worker.core import DecodeCore
+from shoal_decode_worker.draft_metrics import DraftMetrics
 from shoal_decode_worker.engine_like import STEP_TOKENS, EngineLike, EngineStats, PromptLoader
 from shoal_decode_worker.frames import Frames
 from shoal_decode_worker.generation import EngineFacts
+from shoal_decode_worker.planner_metrics import register_planner_metrics
 from shoal_decode_worker.servicer import DecodeServicer
 from shoal_decode_worker.sessions import Sessions
 
@@ -45,7 +47,9 @@ class DecodeWorker:
         self._config, self._engine, self._labels = config, engine, labels
         frames = Frames(expiry_s=config.gateway_expiry_s, max_gateways=config.max_gateways, step_tokens=STEP_TOKENS)
         self._core = DecodeCore(frames=frames, max_requests=config.max_requests)
-        self._sessions = Sessions(core=self._core, frames=frames, engine=engine)
+        self._sessions = Sessions(
+            core=self._core, frames=frames, engine=engine, on_entry=DraftMetrics(process.metrics).count
+        )
         self._servicer = DecodeServicer(
             engine=engine, loader=loader, sessions=self._sessions, frames=frames, beat_s=config.beat_s
         )
@@ -103,10 +107,20 @@ def _register_metrics(process: Process, engine: EngineLike, core: DecodeCore) ->
         "decode_free_slots": ("State slots free", lambda: engine.stats().free_slots),
         "decode_steps": ("Steps since the start", lambda: engine.stats().step_count),
         "decode_step_seconds": ("Moving average of the time of a step", lambda: engine.stats().step_time_s),
+        "decode_constraint_cache_bytes": (
+            "Estimated size of compiled constraints",
+            lambda: engine.stats().constraint_cache_bytes,
+        ),
+        "decode_constraints_waiting": (
+            "Constraints that wait or are being compiled",
+            lambda: engine.stats().constraints_waiting,
+        ),
         "decode_accept_length": ("Moving average of accepted drafts per step", lambda: engine.stats().accept_length),
+        "decode_verify_width": ("Moving average of verified drafts per choice", lambda: engine.stats().verify_width),
     }
     for name, (text, sample) in figures.items():
         process.metrics.gauge(name, text).set_function(sample)
+    register_planner_metrics(process.metrics, lambda: engine.stats().planner)
 
 
 def _numbers(stats: EngineStats, open_requests: int) -> Mapping[str, float]:
@@ -132,6 +146,7 @@ def _presence(instance_id: str, address: str, facts: EngineFacts, labels: Mappin
         kv_id=facts.kv_id,
         numerics_id=facts.numerics_id,
         draft_id=facts.draft_id,
+        constraint_id=facts.constraint_id,
         capacity={"blocks": facts.block_count, "slots": facts.slot_count, "max_context": facts.max_context},
         labels=labels,
     )

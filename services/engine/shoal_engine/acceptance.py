@@ -16,18 +16,21 @@ class StopRule:
     stop_ids     end-of-sequence (unless ignored) and stop tokens; the one that ends the choice is its last token
     min_tokens   no stop before this many output tokens: stop ids are banned at output indices below it
     max_tokens   output tokens at most: the request's limit and the context's end, whichever comes first
+    is_constrained   a constraint may leave nothing but an end: then that counts, even if ignored or below min_tokens
     """
 
     stop_ids: frozenset[int]
     min_tokens: int
     max_tokens: int
+    is_constrained: bool = False
 
     @classmethod
-    def of(cls, params: SamplingSpec, *, eos_id: int, room: int) -> StopRule:
+    def of(cls, params: SamplingSpec, *, eos_id: int, room: int, is_constrained: bool = False) -> StopRule:
         """The rule of a request whose prompt leaves `room` positions in the context."""
-        stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | {eos_id}
+        ends = frozenset({eos_id}) if is_constrained or not params.ignore_eos else frozenset[int]()
+        stop_ids = params.stop_token_ids | ends
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        return cls(stop_ids, params.min_tokens, max_tokens)
+        return cls(stop_ids, params.min_tokens, max_tokens, is_constrained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ class Accepted:
     frontier: int
     accepted: int
     finish_reason: FinishReason | None
+
+    def below(self, count: int) -> Accepted:
+        """The first `count` (fewer than emitted) tokens of it; nothing follows them."""
+        assert count < self.emitted, "below what is emitted"
+        return Accepted(emitted=count, frontier=count, accepted=min(count, self.accepted), finish_reason=None)
 
 
 def accept(drafts: Sequence[int], sampled: Sequence[int], output_count: int, rule: StopRule) -> Accepted:
@@ -68,7 +76,7 @@ def accept(drafts: Sequence[int], sampled: Sequence[int], output_count: int, rul
 
 def end_after(token: int, output_count: int, rule: StopRule) -> FinishReason | None:
     """Why a choice ends with `token` as its last of `output_count` tokens; None if it goes on."""
-    if token in rule.stop_ids and output_count > rule.min_tokens:
+    if token in rule.stop_ids and (rule.is_constrained or output_count > rule.min_tokens):
         return FinishReason.STOP
     if output_count >= rule.max_tokens:
         return FinishReason.LENGTH

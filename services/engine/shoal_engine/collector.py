@@ -18,6 +18,7 @@ class Gathered:
 
     tokens: list[list[int]]
     logprobs: list[list[PositionLogprobs]]
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     ends: list[ChoiceEnd] = field(default_factory=list)
     usage: EngineUsage | None = None
     error: MeshError | None = None
@@ -49,6 +50,7 @@ class Collector:
             gathered = self._open[entry.request_id]
             gathered.tokens[entry.choice] += entry.token_ids
             gathered.logprobs[entry.choice] += entry.logprobs
+            gathered.prompt_logprobs = gathered.prompt_logprobs or entry.prompt_logprobs
 
     def on_ended(self, request_id: str, attempt: int, ends: Sequence[ChoiceEnd], usage: EngineUsage) -> None:
         gathered = self._open[request_id]

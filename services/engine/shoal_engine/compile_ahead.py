@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
-from shoal_model.segment import Segment
 from torch import Tensor
 
 from shoal_engine.block_pool import BLOCK_TOKENS, blocks_for
-from shoal_engine.model_port import DraftStart, StepModel, TokenContext
+from shoal_engine.empty_steps import context_of, run_draft, run_rows
+from shoal_engine.model_port import StepModel
 from shoal_engine.requests import SamplingSpec
 
 logger = logging.getLogger(__name__)
@@ -90,15 +89,15 @@ def _work(
     most = min(step_rows, shape.block_count * BLOCK_TOKENS, shape.max_context)
     first = {min(verify_width + 1, most), most}  # a request alone, a chunk of a long prompt
     for count in (*sorted(first), *(n for n in row_counts(most) if n not in first)):
-        yield "rows", count, partial(_step, model, count)
+        yield "rows", count, partial(run_rows, model, count)
     tables = min(shape.block_count, blocks_for(shape.max_context))
     for count in _block_counts(tables):
-        yield "blocks", count, partial(_step, model, 2, table=count)
+        yield "blocks", count, partial(run_rows, model, 2, table=count)
     for count in row_counts(most):
         wide = -(-blocks_for(count) // _EVEN_TABLE) * _EVEN_TABLE
         for table in (wide, wide + 1):
             if table <= tables:
-                yield f"rows, {table} blocks,", count, partial(_step, model, count, table=table)
+                yield f"rows, {table} blocks,", count, partial(run_rows, model, count, table=table)
     if is_prefill_only:
         return
     for count in row_counts(min(most, shape.slot_count * (verify_width + 1))):
@@ -114,62 +113,12 @@ def _block_counts(most: int) -> list[int]:
     return sorted(count for count in {*powers, *(power + 1 for power in powers)} if count <= most)
 
 
-def _step(model: StepModel[Tensor], rows: int, *, table: int = 1) -> Tensor:
-    """So many rows, all of which run both halves and are wanted: of several sequences of a block, or of a long one.
-
-    table   blocks of the longest sequence. There is nothing in front of its rows: no window row, and of entries what
-            blocks happen to hold
-    """
-    each = rows if table > 1 else BLOCK_TOKENS * -(-blocks_for(rows) // model.shape.slot_count)
-    behind = max(0, table - blocks_for(min(rows, each))) * BLOCK_TOKENS
-    parts = enumerate(range(0, rows, each))
-    segments = [_segment(model, slot, first, min(each, rows - first), behind) for slot, first in parts]
-    for segment in segments:
-        model.clear_slot(segment.slot)
-    hidden = model.forward(segments)
-    for segment in segments:
-        model.clear_slot(segment.slot)
-    return hidden
-
-
-def _segment(model: StepModel[Tensor], slot: int, first: int, rows: int, behind: int) -> Segment:
-    """`rows` rows in blocks of their own; `first`: rows of the segments in front."""
-    block = 1 + blocks_for(first)
-    return Segment(
-        slot=slot,
-        block_table=np.arange(block, block + blocks_for(behind + rows)),
-        start=behind,
-        token_ids=np.arange(rows) % model.shape.vocab_size,
-        lookback=[model.shape.pad_id] * 3,
-        encoder_start=behind,
-        decoder_window_start=behind,
-        outputs=range(rows),
-    )
-
-
 def _sample(model: StepModel[Tensor], rows: int) -> None:
-    hidden = _step(model, rows)
+    hidden = run_rows(model, rows)
     for specs in (_PLAIN, _OTHERS):
-        model.sample(hidden, range(rows), [_context(specs[row % len(specs)]) for row in range(rows)])
+        model.sample(hidden, range(rows), [context_of(specs[row % len(specs)]) for row in range(rows)])
 
 
 def _draft(model: StepModel[Tensor], choices: int, width: int) -> None:
-    """A first draft of so many choices: nothing of what they would have said is there, and nothing is read."""
     for specs in (_PLAIN, _OTHERS):
-        starts = [
-            DraftStart(
-                slot=slot,
-                position=BLOCK_TOKENS,
-                token_id=0,
-                window_start=BLOCK_TOKENS,
-                context=_context(specs[slot % len(specs)]),
-                stop_ids=frozenset(),
-                min_tokens=0,
-            )
-            for slot in range(choices)
-        ]
-        model.draft(starts, min(width, model.shape.draft_size))
-
-
-def _context(spec: SamplingSpec) -> TokenContext:
-    return TokenContext(spec=spec, seed=1, output_index=1, prompt=np.zeros(1, dtype=np.int64), output=[0])
+        run_draft(model, [specs[slot % len(specs)] for slot in range(choices)], width)

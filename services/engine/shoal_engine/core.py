@@ -14,27 +14,25 @@ from shoal_common.errors import AlreadyExists, Draining, Internal, MeshError, Su
 from shoal_engine.admission import Growth
 from shoal_engine.batcher import StepBudget
 from shoal_engine.block_pool import BLOCK_TOKENS
-from shoal_engine.errors import BadRows, OutOfBlocks
+from shoal_engine.errors import BadRows, HitNotUsable, NothingAllowed, OutOfBlocks
 from shoal_engine.events import AdmitInfo, EngineSink, EngineStats, FinishReason, TokenEntry
 from shoal_engine.handover import Exporter, Importer
 from shoal_engine.holdings import Holdings
 from shoal_engine.logical_rows import HandoverRows, LogicalRows, PrefixRows
 from shoal_engine.model_port import Hidden, StepModel
-from shoal_engine.planner import WidthPlanner
+from shoal_engine.planner import StepTimes, WidthPlanner
 from shoal_engine.prompts import Prompts
-from shoal_engine.request_states import entries_of_ended, new_state
+from shoal_engine.request_states import check_prompt_logprobs, entries_of_ended, new_state
 from shoal_engine.requests import GenerationRequest, PrefillRequest
 from shoal_engine.roster import Roster, moved
 from shoal_engine.sequence import Phase, RequestState, Sequence
 from shoal_engine.snapshots import snapshot_position
-from shoal_engine.step import ChunkRows, DecodeRows, FirstRow, Stepper
+from shoal_engine.step import ChunkRows, DecodeRows, FirstRow, Stepper, chunk_outputs
+from shoal_engine.step_figures import StepFigures
 from shoal_engine.step_plan import StepPlan, is_runnable
 from shoal_engine.write_back import WriteBack
 
 logger = logging.getLogger(__name__)
-
-_AVERAGE_WEIGHT = 0.1
-"""Weight of the newest step in the moving averages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +84,7 @@ class EngineCore(Generic[Hidden]):
         self._handed_over: list[FirstRow[Hidden]] = []
         self._admitted_count = 0
         self._step_count = 0
-        self._decode_count = 0
-        self._prefill_step_count, self._prefill_rate = 0, 0.0
-        self._step_time = 0.0
-        self._accept_length = 0.0
+        self._figures = StepFigures()
         self._is_draining = False
 
     # Commands
@@ -120,6 +115,7 @@ class EngineCore(Generic[Hidden]):
             max_context=self._max_context,
             choice_seed=self._model.choice_seed,
         )
+        check_prompt_logprobs(state, self._replay_length)
         waiting = [other for other in self._roster if other.phase is Phase.WAITING]
         if any(other.request.priority >= request.priority for other in waiting):
             raise OutOfBlocks(f"{len(waiting)} requests wait for blocks", waiting=len(waiting))
@@ -135,22 +131,26 @@ class EngineCore(Generic[Hidden]):
         """Load a prefix hit into an admitted request. Raises UnknownRequest, WrongPhase, HitNotUsable, BadRows."""
         state = self._roster.admitted(request_id)
         if state is not None and state.live:
+            _check_runs_here(state)
             self._importer.prefix(state, prefix)
 
     def load_rows(self, request_id: str, rows: SequenceOf[LogicalRows]) -> None:
-        """Load some rows of a prompt prefilled elsewhere. Raises UnknownRequest, WrongPhase, BadRows."""
+        """Load some rows of a prompt prefilled elsewhere. Raises UnknownRequest, WrongPhase, BadRows, HitNotUsable."""
         state = self._roster.admitted(request_id)
         if state is not None and state.live:
+            _check_runs_here(state)
             self._importer.rows(state, rows)
 
     def load_prompt(self, request_id: str, handover: HandoverRows) -> None:
         """Load what is left of a prompt prefilled elsewhere; its choices run from the next step on.
 
-        raises   UnknownRequest, WrongPhase; BadRows: the request is as it was and `start` can run the prompt here
+        raises   UnknownRequest, WrongPhase; BadRows, HitNotUsable: the request is as it was and `start` can run the
+                 prompt here
         """
         state = self._roster.admitted(request_id)
         if state is None or not state.live:
             return self.start(request_id)
+        _check_runs_here(state)
         if len(handover.hidden_row) != self._shape.hidden_bytes:
             raise BadRows(f"a hidden row has {self._shape.hidden_bytes} bytes, got {len(handover.hidden_row)}")
         self._importer.rows(state, handover.rows)
@@ -234,16 +234,35 @@ class EngineCore(Generic[Hidden]):
         self._handed_over = []
         if not (decodes or chunks or handed_over):
             return False
+        rows = sum(row.width + 1 for row in decodes)
+        prompt_rows = sum(chunk.count for chunk in chunks)
+        context = sum(row.sequence.frontier for row in decodes)
         began = self._clock()
         self._step_count += 1
         try:
-            self._run(decodes, chunks, handed_over)
+            going_on = self._run(decodes, chunks, handed_over)
+            drafting_since = self._clock()
+            drafted = self._stepper.draft(going_on, self._planner.draft_width)
         except Exception:
             involved = [r.state for r in decodes] + [r.state for r in chunks] + [r.state for r in handed_over]
             logger.exception("step failed", extra={"step": self._step_count, "requests": len(involved)})
             for state in involved:
                 self._roster.fail(state, Internal("a step of this request failed"))
-        self._observe(decodes, chunks, self._clock() - began)
+            self._figures.note(rows + prompt_rows, self._clock() - began, has_prompt_rows=bool(chunks))
+            return True
+        ended = self._clock()
+        self._figures.note(rows + prompt_rows, ended - began, has_prompt_rows=bool(chunks))
+        self._planner.observe(
+            StepTimes(
+                rows=rows + prompt_rows,
+                choices=len(decodes),
+                context=context,
+                prompt_rows=prompt_rows,
+                drafted=drafted,
+                step_s=drafting_since - began,
+                draft_s=ended - drafting_since,
+            )
+        )
         return True
 
     def stats(self) -> EngineStats:
@@ -259,45 +278,55 @@ class EngineCore(Generic[Hidden]):
             slot_count=self._holdings.slots.slot_count,
             free_slots=self._holdings.slots.free_count,
             step_count=self._step_count,
-            step_time_ema_s=self._step_time,
-            prefill_tokens_per_s_ema=self._prefill_rate,
-            accept_length_ema=self._accept_length,
-            verify_width=self._planner.max_width,
+            step_time_ema_s=self._figures.step_time_s,
+            prefill_tokens_per_s_ema=self._figures.prefill_tokens_per_s,
+            accept_length_ema=self._figures.accept_length,
+            verify_width=self._figures.verify_width,
+            planner=self._planner.stats(),
         )
 
-    def _run(self, decodes: list[DecodeRows], chunks: list[ChunkRows], handed_over: list[FirstRow[Hidden]]) -> None:
+    def _run(
+        self, decodes: list[DecodeRows], chunks: list[ChunkRows], handed_over: list[FirstRow[Hidden]]
+    ) -> list[tuple[RequestState, Sequence]]:
+        """Forward, sample and tell; the choices that got tokens and go on."""
         starts = list(handed_over)
-        made: list[tuple[RequestState, Sequence, TokenEntry]] = []
+        made: list[tuple[RequestState, Sequence, TokenEntry | None]] = []
         if decodes or chunks:
             hidden = self._stepper.forward(decodes, chunks)
             made += [(rows.state, rows.sequence, entry) for rows, entry in self._stepper.verify(decodes, hidden)]
-            self._observe_accepted([entry.accepted for _, _, entry in made])
+            self._planner.verified(self._stepper.take_rounds())
+            told = [entry for _, _, entry in made if entry is not None]
+            self._figures.note_drafts([entry.verified for entry in told], [entry.accepted for entry in told])
             starts += self._advance(chunks, hidden, sum(rows.width + 1 for rows in decodes))
         for start in starts:
             made += self._begin_choices(start)
-        if made:
-            self._sink.on_tokens(self._step_count, [entry for _, _, entry in made])
+        entries = [entry for _, _, entry in made if entry is not None]
+        if entries:
+            self._sink.on_tokens(self._step_count, entries)
         for state, sequence, entry in made:
-            if entry.finish_reason is not None:
+            if sequence.is_stuck:
+                self._roster.fail(state, sequence.failure or nothing_allowed(sequence))
+            elif state.phase is not Phase.GONE and entry is not None and entry.finish_reason is not None:
                 self._roster.end_choice(state, sequence, entry.finish_reason)
-        going_on = [(state, s) for state, s, _ in made if not s.is_done and not s.is_paused]
-        self._stepper.draft(going_on, self._planner.max_width)
+        return [(state, s) for state, s, _ in made if state.phase is not Phase.GONE and _goes_on(s)]
 
     def _advance(self, chunks: list[ChunkRows], hidden: Hidden, first_row: int) -> list[FirstRow[Hidden]]:
         starts: list[FirstRow[Hidden]] = []
         for rows in chunks:
             state, sequence, old = rows.state, rows.sequence, rows.sequence.frontier
             is_prompt, completes = rows.is_prompt, rows.completes_prompt
+            self._stepper.report_prompt(rows, hidden, first_row)
+            first_row += len(chunk_outputs(rows))
             sequence.frontier += rows.count
             if is_prompt:
                 self._write_back.prompt_advanced(state, sequence)
             else:
                 self._write_back.choice_advanced(state, sequence, old)
             if completes:
-                starts.append(FirstRow(state, hidden, first_row + len(starts)))
+                starts.append(FirstRow(state, hidden, first_row - 1))
         return starts
 
-    def _begin_choices(self, start: FirstRow[Hidden]) -> list[tuple[RequestState, Sequence, TokenEntry]]:
+    def _begin_choices(self, start: FirstRow[Hidden]) -> list[tuple[RequestState, Sequence, TokenEntry | None]]:
         """The prompt is complete: share it among the choices and sample where nothing has been emitted yet."""
         state = start.state
         if state.is_prefill_only:
@@ -318,20 +347,22 @@ class EngineCore(Generic[Hidden]):
         self._roster.remove(state)
         self._sink.on_prefilled(request_id, hidden_row, state.prompt_length - run.run_start)
 
-    def _observe(self, decodes: list[DecodeRows], chunks: list[ChunkRows], seconds: float) -> None:
-        rows = sum(row.width + 1 for row in decodes) + sum(chunk.count for chunk in chunks)
-        self._planner.observe(rows, seconds)
-        self._step_time = _average(self._step_time, seconds, self._step_count)
-        if chunks and seconds > 0:
-            self._prefill_step_count += 1
-            self._prefill_rate = _average(self._prefill_rate, rows / seconds, self._prefill_step_count)
 
-    def _observe_accepted(self, accepted: SequenceOf[int]) -> None:
-        if accepted:
-            self._decode_count += 1
-            mean = sum(accepted) / len(accepted)
-            self._accept_length = _average(self._accept_length, mean, self._decode_count)
+def nothing_allowed(sequence: Sequence) -> NothingAllowed:
+    """The error of a request one of whose choices cannot go on."""
+    return NothingAllowed(
+        f"no token may come at output index {len(sequence.output)} of choice {sequence.index}: bans, forced tokens and "
+        "the constraint leave none",
+        choice_index=sequence.index,
+        output_index=len(sequence.output),
+    )
 
 
-def _average(old: float, new: float, count: int) -> float:
-    return new if count <= 1 else old + _AVERAGE_WEIGHT * (new - old)
+def _goes_on(sequence: Sequence) -> bool:
+    return not (sequence.is_done or sequence.is_paused or sequence.is_stuck)
+
+
+def _check_runs_here(state: RequestState) -> None:
+    """Raises HitNotUsable where every row of the prompt is wanted."""
+    if state.prompt_logprobs_wanted is not None:
+        raise HitNotUsable("log-probabilities of a prompt need all its rows to run here")

@@ -48,6 +48,12 @@ class TokenOutOfRange(InvalidArgument):
     reason = "TOKEN_OUT_OF_RANGE"
 
 
+class NothingAllowed(InvalidArgument):
+    """Bans, forced tokens and the constraint together leave no token that may come next."""
+
+    reason = "NOTHING_ALLOWED"
+
+
 class CommandQueueFull(ResourceExhausted):
     """More commands wait for the step thread than the engine keeps."""
 

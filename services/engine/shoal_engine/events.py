@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from shoal_common.errors import MeshError
 
 from shoal_engine.logical_rows import LogicalRows
+from shoal_engine.planner import PlannerStats
 
 
 class FinishReason(Enum):
@@ -23,7 +24,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and the natural logarithm of its probability in the full processed distribution."""
+    """A token and the natural logarithm of its probability in the processed distribution, -9999.0 if it was removed."""
 
     token_id: int
     logprob: float
@@ -43,7 +44,9 @@ class TokenEntry:
 
     output_index     of the first token, from 0
     logprobs         one per token when asked for, else empty
-    verified, accepted    drafts sent to verification in the step that made these tokens, and accepted ones
+    drafted, verified, accepted    drafts made for the step that made these tokens, those sent to verification, and
+                     accepted ones
+    prompt_logprobs  set in the first entry of choice 0 when asked for: one per prompt token after the first
     finish_reason    set in the last entry of a choice that ended by itself
     cached_tokens    set in the first entry of a request: prompt tokens whose KV was loaded
     """
@@ -54,8 +57,10 @@ class TokenEntry:
     output_index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[PositionLogprobs, ...] = ()
+    drafted: int = 0
     verified: int = 0
     accepted: int = 0
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     cached_tokens: int | None = None
 
@@ -72,7 +77,9 @@ class ChoiceEnd:
 class EngineUsage:
     """What a request used here. Output tokens count over all choices, tokens so far included; drafts only here.
 
+    draft_tokens   sent to verification
     decode_steps   counts each choice in each step, so that accepted_draft_tokens / decode_steps is the accept length
+    *_by_position  drafts made, verified and accepted by their place in the draft, as far as there were any
     """
 
     prompt_tokens: int
@@ -81,6 +88,9 @@ class EngineUsage:
     draft_tokens: int
     accepted_draft_tokens: int
     decode_steps: int
+    drafted_by_position: tuple[int, ...] = ()
+    verified_by_position: tuple[int, ...] = ()
+    accepted_by_position: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +109,7 @@ class EngineStats:
     waiting      requests that lost their blocks and wait to be recovered here
     runnable     requests with rows that could run in the next step
 
+    accept_length_ema, verify_width   drafts accepted and verified per choice and step, moving averages
     prefill_tokens_per_s_ema   rows per second of steps with prompt chunks; 0 before any
     """
 
@@ -113,7 +124,8 @@ class EngineStats:
     step_time_ema_s: float = 0.0
     prefill_tokens_per_s_ema: float = 0.0
     accept_length_ema: float = 0.0
-    verify_width: int = 0
+    verify_width: float = 0.0
+    planner: PlannerStats = field(default_factory=PlannerStats)
 
 
 class EngineSink(Protocol):

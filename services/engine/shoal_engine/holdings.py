@@ -32,7 +32,7 @@ class Holdings:
             if i:
                 self.blocks.retain(common)
             sequence.blocks = [*common, *self.blocks.allocate(own[i])]
-            sequence.slot = slots[i]
+            sequence.slot, sequence.slot_generation = slots[i], self.slots.generation(slots[i])
         state.lead = live[0] if live else None
 
     def can_take(self, state: RequestState) -> bool:

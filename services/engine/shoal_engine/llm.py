@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
+import torch
+from shoal_common.constraints import OutputConstraint
 from shoal_common.errors import InvalidArgument, OutOfCapacity, Unavailable
 from shoal_kernels.threads import set_num_threads
 from shoal_model.config import ModelConfig
@@ -26,14 +28,20 @@ from tokenizers import Tokenizer
 from shoal_engine.batcher import StepBudget
 from shoal_engine.block_pool import blocks_for
 from shoal_engine.collector import Collector, Gathered
+from shoal_engine.constraint import Constraint
 from shoal_engine.core import EngineConfig
 from shoal_engine.engine import Engine
 from shoal_engine.events import EngineUsage, PositionLogprobs
-from shoal_engine.planner import FixedWidth
+from shoal_engine.model_identity import drafter, identify
+from shoal_engine.planner import FixedWidth, WidthPlanner
 from shoal_engine.replay import default_replay_length
 from shoal_engine.requests import ChoiceStart, GenerationRequest, TokenIds
 from shoal_engine.sampling_params import SamplingParams
 from shoal_engine.served_model import ServedModel
+from shoal_engine.verify.setup import Drafter, VerifySettings, open_planner
+
+if TYPE_CHECKING:
+    from shoal_engine.constraints import ConstraintCompiler
 
 DEFAULT_MODEL_LEN = 8192
 """Positions of prompt + output when nothing else is asked for and the model allows more."""
@@ -55,12 +63,16 @@ class ChoiceOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """All continuations of one prompt, the seed in force and what it used."""
+    """All continuations of one prompt, the seed in force and what it used.
+
+    prompt_logprobs   when asked for, one per prompt token after the first
+    """
 
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[ChoiceOutput, ...]
     seed: int
     usage: EngineUsage
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 class LLM:
@@ -71,6 +83,7 @@ class LLM:
     max_num_seqs     choices that run side by side
     max_num_batched_tokens    rows of one step
     verify_width     drafts verified per step, 0 .. 5; changes the speed, never the tokens
+    verify           how drafts are verified, instead of `verify_width`: planned, or logged for a calibration
     threads          threads of one step, in the whole process; None leaves it as it is. Never changes the tokens
     device           "cpu", "cuda" or "cuda:N". Another device is another model in the sense of exactness
     replay_length    K; None: the model's default. Another K is another model in the sense of exactness
@@ -86,6 +99,7 @@ class LLM:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
         verify_width: int = 5,
+        verify: VerifySettings | None = None,
         threads: int | None = None,
         device: str = "cpu",
         replay_length: int | None = None,
@@ -103,17 +117,24 @@ class LLM:
         self._bos_id = config.bos_token_id
         self._vocab_size = shape.vocab_size
         self._tokenizer = source.tokenizer()
+        self._eos_id = shape.eos_id
+        self._compiler: ConstraintCompiler | None = None
         self._collector = Collector()
         self._ids = itertools.count()
+        replay_length = replay_length or default_replay_length(shape.window, shape.backtrack)
+        planner: WidthPlanner = FixedWidth(min(verify_width, shape.draft_size))
+        if verify is not None:
+            drafting = source.drafter(replay_length, served.device)
+            planner = open_planner(served, drafting, verify, step_rows=max_num_batched_tokens)
         self._engine = Engine(
             served,
             EngineConfig(
-                replay_length=replay_length or default_replay_length(shape.window, shape.backtrack),
+                replay_length=replay_length,
                 max_context=length,
                 budget=StepBudget(rows=max_num_batched_tokens, chunk=max_num_batched_tokens),
             ),
             self._collector,
-            FixedWidth(min(verify_width, shape.draft_size)),
+            planner,
         )
         self._engine.open()
         # A step thread that is still in torch when the interpreter ends takes the process down with it.
@@ -155,8 +176,8 @@ class LLM:
         sampling_params   one for all prompts, or one each
         use_tqdm          show on stderr how many prompts are done
         decode_sequence   the text of every prompt (n must be 1); False: a RequestOutput of every prompt
-        raises            InvalidArgument, PromptTooLong, TokenOutOfRange, ExceedsCapacity for a prompt that cannot run:
-                          then none of them is returned
+        raises            InvalidArgument, PromptTooLong, TokenOutOfRange, ExceedsCapacity for a prompt that cannot run,
+                          NothingAllowed for one that may say nothing more: then none of them is returned
         """
         token_ids = self._token_ids(prompts, prompt_token_ids)
         params = _per_prompt(sampling_params or SamplingParams(), len(token_ids))
@@ -215,7 +236,21 @@ class LLM:
             choices=(ChoiceStart(),) * params.n,
             arrival=float(number),
             recover_in_place=True,
+            constraint=None if params.constraint is None else self._compiled(params.constraint),
         )
+
+    def _compiled(self, constraint: OutputConstraint) -> Constraint:
+        if self._compiler is None:
+            # Imported when first needed: most offline use has no constraints, and the engine is an extra.
+            try:
+                from shoal_engine.constraints import ConstraintCompiler, GrammarTokenizer
+            except ImportError as error:
+                raise InvalidArgument.at("constraint", "needs llguidance: pip install shoal[decode_worker]") from error
+            tokenizer = GrammarTokenizer(
+                self.get_tokenizer().to_str(), vocab_size=self._vocab_size, eos_id=self._eos_id
+            )
+            self._compiler = ConstraintCompiler(tokenizer)
+        return self._compiler.compile(constraint).result()
 
     def _run(self, requests: list[GenerationRequest], shows_progress: bool) -> list[RequestOutput]:
         waiting = deque(requests)
@@ -271,6 +306,7 @@ class LLM:
             ),
             seed=request.seed,
             usage=gathered.usage,
+            prompt_logprobs=gathered.prompt_logprobs,
         )
 
 
@@ -288,6 +324,10 @@ class _Checkpoint:
 
     def load(self, block_count: int, slot_count: int, device: str) -> ServedModel:
         return ServedModel.load(self.directory, block_count=block_count, slot_count=slot_count, device=device)
+
+    def drafter(self, replay_length: int, device: torch.device) -> Drafter:
+        identity = identify(self.directory, name="", replay_length=replay_length, device=device)
+        return drafter(self.directory, identity, device)
 
     def tokenizer(self) -> Tokenizer | None:
         return Tokenizer.from_file(str(self.directory / "tokenizer.json"))
@@ -309,6 +349,9 @@ class _Drawn:
 
     def load(self, block_count: int, slot_count: int, device: str) -> ServedModel:
         return ServedModel.synthetic(self.synthetic, block_count=block_count, slot_count=slot_count, device=device)
+
+    def drafter(self, replay_length: int, device: torch.device) -> Drafter:
+        raise InvalidArgument.at("verify", "a synthetic model's drafts are random: nothing can be planned")
 
     def tokenizer(self) -> Tokenizer | None:
         return None

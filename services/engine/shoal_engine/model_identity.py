@@ -9,10 +9,13 @@ from pathlib import Path
 
 import torch
 from shoal_common import identity
+from shoal_kernels.threads import get_num_threads
 from shoal_model.checkpoint import Checkpoint
-from shoal_model.device import accelerator_class, served_precision
+from shoal_model.device import accelerator_class, machine_name, served_precision
 from shoal_model.numerics import kernel_set
 from shoal_model.revision import weights_revision
+
+from shoal_engine.verify.setup import Drafter
 
 KERNELS = "fixed-order 1"
 """Kernel set and version; changes with any bit of any result."""
@@ -22,12 +25,16 @@ FORMATS = "window Q8, main Q4nv, index Q4ue, weights as released"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelIdentity:
-    """Name and ids of a checkpoint on this machine. `draft_id` is empty without a draft head."""
+    """Name and ids of a checkpoint on this machine. `draft_id` is empty without a draft head.
+
+    is_invariant   a row's bits do not depend on its batch: answers can be exact
+    """
 
     model: str
     kv_id: str
     numerics_id: str
     draft_id: str
+    is_invariant: bool
 
 
 def identify(
@@ -38,6 +45,8 @@ def identify(
     Without `device` the model runs on the host. Workers on either side store the same formats: one `kv_id`; but they
     compute other bits, so their `numerics_id` differ.
     """
+    # In float64 the library's own matrix products are used, which promise no bits.
+    is_invariant = served_precision(device or torch.device("cpu")).dtype != torch.float64
     revision = weights_revision(Checkpoint.open(directory))
     # The tokenizer and the configuration are part of the revision.
     kv_id = identity.kv_id(weights_revision=revision.weights, layout=LAYOUT, formats=FORMATS, tokenizer="in revision")
@@ -48,11 +57,29 @@ def identify(
         parallel="1",
         replay_mode="bounded",
         replay_tokens=replay_length,
-        invariant=True,
+        invariant=is_invariant,
     )
     draft_id = identity.draft_id(draft_weights_revision=revision.draft) if revision.draft else ""
     return ModelIdentity(
-        model=name or Path(directory).resolve().name, kv_id=kv_id, numerics_id=numerics_id, draft_id=draft_id
+        model=name or Path(directory).resolve().name,
+        kv_id=kv_id,
+        numerics_id=numerics_id,
+        draft_id=draft_id,
+        is_invariant=is_invariant,
+    )
+
+
+def drafter(directory: Path, identity: ModelIdentity, device: torch.device) -> Drafter:
+    """The draft head of a checkpoint, with what its steps cost on this device and with the threads now set."""
+    return Drafter(
+        directory=directory,
+        draft_id=identity.draft_id,
+        cost_key={
+            "numerics": identity.numerics_id,
+            "draft": identity.draft_id,
+            "machine": machine_name(device),
+            "threads": str(get_num_threads()),
+        },
     )
 
 

@@ -8,9 +8,11 @@ from typing import Protocol, TypeVar
 
 from shoal_model.segment import Segment
 
+from shoal_engine.constraint import Mask, Matcher
 from shoal_engine.events import PositionLogprobs
 from shoal_engine.logical_rows import RowKind
 from shoal_engine.requests import SamplingSpec, TokenIds
+from shoal_engine.token_history import TokenHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,9 @@ class TokenContext:
     """Everything besides the logits that decides the token at one output index.
 
     output   tokens emitted so far; `assumed` the drafts that this row takes as emitted after them
-    banned   ids that must not be chosen here
+    history  counts of this output; None: they are counted anew
+    banned   ids that must not be chosen here, see `row_rules`; a forced id is `spec`'s
+    mask     what the request's constraint allows here; None: anything
     """
 
     spec: SamplingSpec
@@ -47,22 +51,29 @@ class TokenContext:
     prompt: TokenIds
     output: Sequence[int]
     assumed: Sequence[int] = ()
+    history: TokenHistory | None = None
     banned: frozenset[int] = frozenset()
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A chosen token; log-probabilities when the spec asks for them."""
+    """A chosen token; log-probabilities when the spec asks for them.
+
+    is_stuck   no token may come here: token_id means nothing, and the request fails if this row counts
+    """
 
     token_id: int
     logprobs: PositionLogprobs | None = None
+    is_stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftStart:
     """Where a draft begins: the newest token, at `position`, not run yet; context keys below window_start do not exist.
 
-    `context.output` ends with that token; the first draft is for output index context.output_index.
+    `context.output` ends with that token; the first draft is for output index context.output_index. `matcher` stands
+    behind that token and is left there.
     """
 
     slot: int
@@ -72,14 +83,20 @@ class DraftStart:
     context: TokenContext
     stop_ids: frozenset[int]  # banned at output indices below min_tokens
     min_tokens: int
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Drafts of one choice, best known estimate of acceptance for each."""
+    """Drafts of one choice.
+
+    confidence_logits   the draft head's, per draft: raw
+    margins             per draft: the largest minus the second of its logits with their noise; empty where unknown
+    """
 
     token_ids: tuple[int, ...]
-    confidence: tuple[float, ...]
+    confidence_logits: tuple[float, ...]
+    margins: tuple[float, ...] = ()
 
 
 Hidden = TypeVar("Hidden")
@@ -97,6 +114,12 @@ class StepModel(Protocol[Hidden]):
 
     def sample(self, hidden: Hidden, rows: Sequence[int], contexts: Sequence[TokenContext]) -> list[Sampled]:
         """One token per (row, context) pair; a row may be used by several contexts."""
+        ...
+
+    def logprobs(
+        self, hidden: Hidden, rows: Sequence[int], token_ids: Sequence[int], top: int
+    ) -> list[PositionLogprobs]:
+        """Per row the log-probability of the given token and of the `top` best, under the model: nothing processed."""
         ...
 
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:

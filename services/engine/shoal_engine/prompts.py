@@ -30,7 +30,7 @@ class Prompts(Generic[Hidden]):
             assert sequence.slot is not None, "live choices hold a slot"
             self._model.clear_slot(sequence.slot)
             sequence.frontier = 0
-            sequence.drafts, sequence.confidence = [], ()
+            sequence.drop_drafts()
             sequence.copies = WindowCopies(copies_kept(self._replay_length))
 
     def plan(self, state: RequestState) -> PromptRun:
@@ -61,6 +61,7 @@ class Prompts(Generic[Hidden]):
             state.has_snapshot = state.hit_tokens == 0
             state.loaded.clear()
             lead.copies = WindowCopies(copies_kept(self._replay_length))
+        state.prompt_logprobs.clear()
         lead.frontier = self.plan(state).run_start
         state.phase = Phase.PREFILL
 

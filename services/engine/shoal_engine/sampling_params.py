@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from shoal_common.constraints import OutputConstraint
 from shoal_common.errors import InvalidArgument
 
 from shoal_engine.requests import MAX_SEED, SamplingSpec
@@ -24,7 +25,14 @@ class SamplingParams:
     max_tokens         output tokens of one choice, at least 1
     min_tokens         no end-of-sequence or stop token before this many
     stop_token_ids     tokens that end a choice; the one that did is its last token
-    top_logprobs       log-probabilities of the emitted token and of this many of the best, 0 .. 20; None: none
+    top_logprobs       log-probabilities of the emitted token and of this many of the best, 0 .. 20; None: none. Of what
+                       is sampled from, filters included: a token that they or a mask removed has -9999.0. At a
+                       temperature below 1e-5 those at temperature 1
+    bad_words          token sequences that the output never contains: at most 128 of 1 to 32 ids
+    forced_ids         what the output begins with, whatever the model says
+    prompt_logprobs    like top_logprobs, of every prompt token after the first, under the model itself; the prompt must
+                       not be longer than the engine's replay
+    constraint         what every output must be: `shoal_common.constraints.normalise(ConstraintKind.REGEX, "a+")`
     raises             InvalidArgument (a MeshError) naming the field
     """
 
@@ -43,6 +51,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     top_logprobs: int | None = None
+    bad_words: Sequence[Sequence[int]] = ()
+    forced_ids: Sequence[int] = ()
+    prompt_logprobs: int | None = None
+    constraint: OutputConstraint | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, Integral) or not 1 <= self.n <= MAX_CHOICES:
@@ -67,4 +79,7 @@ class SamplingParams:
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             top_logprobs=self.top_logprobs,
+            bad_words=tuple(tuple(word) for word in self.bad_words),
+            forced_ids=tuple(self.forced_ids),
+            prompt_logprobs=self.prompt_logprobs,
         )

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
+from shoal_common.draft_counts import DraftCounts
+from shoal_common.errors import MeshError
 
 from shoal_engine.acceptance import StopRule
 from shoal_engine.block_pool import BLOCK_TOKENS
-from shoal_engine.events import ChoiceEnd, EngineUsage, FinishReason
+from shoal_engine.constraint import Matcher
+from shoal_engine.events import ChoiceEnd, EngineUsage, FinishReason, PositionLogprobs
 from shoal_engine.logical_rows import RowKind
 from shoal_engine.replay import PromptRun
 from shoal_engine.requests import GenerationRequest, PrefillRequest, TokenIds
 from shoal_engine.snapshots import WindowCopies
+from shoal_engine.token_history import TokenHistory
 
 LOOKBACK = 3
 """Token ids before a row that Engram looks at."""
@@ -47,14 +51,20 @@ class Sequence:
 
     index: int
     output: list[int] = field(default_factory=list)
+    history: TokenHistory | None = None  # of the output, where penalties need it
+    matcher: Matcher | None = None  # behind the last output token, where the request has a constraint
     is_done: bool = False
     finish_reason: FinishReason | None = None
     is_paused: bool = False
+    is_stuck: bool = False  # no token may come next: its request fails
+    failure: MeshError | None = None  # of its constraint, why it is stuck
     slot: int | None = None
+    slot_generation: int = 0
     blocks: list[int] = field(default_factory=list)
     frontier: int = 0
     drafts: list[int] = field(default_factory=list)
-    confidence: tuple[float, ...] = ()
+    confidence_logits: tuple[float, ...] = ()
+    margins: tuple[float, ...] = ()
     decoder_window_start: int = 0
     draft_window_start: int = 0
     copies: WindowCopies = field(default_factory=lambda: WindowCopies(1))
@@ -67,7 +77,11 @@ class Sequence:
     def end(self, reason: FinishReason | None) -> None:
         """No more rows run for it."""
         self.is_done, self.finish_reason = True, reason
-        self.drafts, self.confidence = [], ()
+        self.drop_drafts()
+
+    def drop_drafts(self) -> None:
+        """It has no drafts."""
+        self.drafts, self.confidence_logits, self.margins = [], (), ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,9 +110,16 @@ class RequestState:
     exported_blocks: int = 0  # leading prompt blocks that the sink has, or that came from a cache
     exported_snapshots: set[int] = field(default_factory=set)
     has_entry: bool = False  # the sink has had an entry of it
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # of the prompt's rows that have run
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     decode_steps: int = 0
+
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        """How many of the best per prompt position are still to be reported, see `SamplingSpec.prompt_logprobs`."""
+        if isinstance(self.request, PrefillRequest) or self.sequences[0].output or self.sequences[0].is_done:
+            return None
+        return self.request.params.prompt_logprobs
 
     @property
     def prompt(self) -> TokenIds:
@@ -159,7 +180,10 @@ class RequestState:
             prompt_tokens=self.prompt_length,
             output_tokens=sum(len(s.output) for s in self.sequences),
             cached_tokens=self.cached_tokens,
-            draft_tokens=self.draft_tokens,
-            accepted_draft_tokens=self.accepted_tokens,
+            draft_tokens=sum(self.drafts.verified),
+            accepted_draft_tokens=sum(self.drafts.accepted),
             decode_steps=self.decode_steps,
+            drafted_by_position=tuple(self.drafts.drafted),
+            verified_by_position=tuple(self.drafts.verified),
+            accepted_by_position=tuple(self.drafts.accepted),
         )

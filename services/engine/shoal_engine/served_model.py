@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from shoal_kernels import self_test
-from shoal_kernels.ops.sampling import RowSampling, choice_seed, logprobs, process_logits
+from shoal_kernels.ops.sampling import choice_seed
 from shoal_model.device import DoesNotFit, open_device
 from shoal_model.draft import Anchor, DraftHead
 from shoal_model.model import Model
-from shoal_model.sampler import RowChoice, SampleRow, sample
+from shoal_model.sampler import RowChoice, model_logprobs, sample
 from shoal_model.segment import RowBatch, Segment
 from shoal_model.shipping import ship
 from shoal_model.synthetic import Synthetic
 from torch import Tensor
 
+from shoal_engine.constraint import Mask
 from shoal_engine.errors import NotEnoughMemory
-from shoal_engine.events import PositionLogprobs, TokenLogprob
+from shoal_engine.events import PositionLogprobs
 from shoal_engine.logical_rows import RowKind
+from shoal_engine.matching import DraftMasks
 from shoal_engine.model_port import Draft, DraftStart, ModelShape, Sampled, TokenContext
+from shoal_engine.row_rules import banned_ids, bans_beside
+from shoal_engine.sample_rows import draft_row, is_plain, position_logprobs, sample_row
+
+_LOGIT_ROWS = 64
+"""Rows of a prompt whose logits are in memory at once."""
 
 
 class ServedModel:
@@ -101,20 +108,33 @@ class ServedModel:
 
     @torch.inference_mode()
     def sample(self, hidden: Tensor, rows: Sequence[int], contexts: Sequence[TokenContext]) -> list[Sampled]:
-        chosen = [_sample_row(context, self._shape.vocab_size) for context in contexts]
-        plain = [i for i, row in enumerate(chosen) if row.sampling.is_plain and contexts[i].spec.top_logprobs is None]
-        others = sorted({*range(len(chosen))} - {*plain})
-        parts, found = [], dict[int, PositionLogprobs]()
+        chosen = [sample_row(context, self._shape.vocab_size) for context in contexts]
+        plain = {i: row for i, row in enumerate(chosen) if row is not None and is_plain(row)}
+        others = {i: row for i, row in enumerate(chosen) if row is not None and i not in plain}
+        sampled = [Sampled(0, is_stuck=True)] * len(chosen)
+        parts, found = [], dict[int, PositionLogprobs | None]()
         if plain:
-            choice = RowChoice.of([chosen[i] for i in plain], hidden.device)
+            choice = RowChoice.of([*plain.values()], hidden.device)
             parts.append(self._model.choose(_pick(hidden, [rows[i] for i in plain]), choice))
         if others:
             logits = self._model.logits(_pick(hidden, [rows[i] for i in others]))
-            parts.append(sample(logits, [chosen[i] for i in others]).token_ids)
-            values = _position_logprobs(logits, parts[-1].tolist(), [contexts[i] for i in others])
-            found = {others[i]: value for i, value in values.items()}
-        tokens = dict(zip([*plain, *others], torch.cat(parts).tolist(), strict=True))
-        return [Sampled(tokens[i], found.get(i)) for i in range(len(chosen))]
+            result = sample(logits, [*others.values()], in_place=True)
+            parts.append(result.token_ids)
+            found = dict(zip(others, map(position_logprobs, result.token_ids.tolist(), result.logprobs), strict=True))
+        for i, token in zip([*plain, *others], torch.cat(parts).tolist() if parts else (), strict=True):
+            sampled[i] = Sampled(token, found.get(i))
+        return sampled
+
+    @torch.inference_mode()
+    def logprobs(
+        self, hidden: Tensor, rows: Sequence[int], token_ids: Sequence[int], top: int
+    ) -> list[PositionLogprobs]:
+        found: list[PositionLogprobs] = []
+        for start in range(0, len(rows), _LOGIT_ROWS):
+            part, ids = rows[start : start + _LOGIT_ROWS], token_ids[start : start + _LOGIT_ROWS]
+            values = model_logprobs(self._model.logits(_pick(hidden, part)), ids, top)
+            found += [one for one in map(position_logprobs, ids, values) if one is not None]
+        return found
 
     @torch.inference_mode()
     def draft(self, starts: Sequence[DraftStart], width: int) -> list[Draft]:
@@ -122,18 +142,23 @@ class ServedModel:
             Anchor(slot=s.slot, position=s.position, token_id=s.token_id, window_start=s.window_start) for s in starts
         ]
         head = self._model.draft(anchors)
-        first = [_sample_row(_ahead(start, []), self._shape.vocab_size) for start in starts]
-        # What is banned at the first draft may be allowed later, never the other way round.
-        plain = [i for i, row in enumerate(first) if row.sampling.is_plain]
+        vocab = self._shape.vocab_size
+        first = [draft_row(_ahead(start, [], None, vocab), vocab) for start in starts]
+        # What a plain first draft allows later ones allow too, but for what depends on the drafts before them.
+        plain = [
+            i
+            for i, (start, row) in enumerate(zip(starts, first, strict=True))
+            if row.sampling.is_plain and not start.context.spec.bad_words and start.matcher is None
+        ]
         others = sorted({*range(len(starts))} - {*plain})
         drafts: dict[int, Draft] = {}
         if plain:
             previous = ship(torch.tensor([starts[i].token_id for i in plain], dtype=torch.int64), self._model.device)
             choice = RowChoice.of([first[i] for i in plain], self._model.device)
             loop = self._model.markov_loop(_pick_head(head, plain), previous, choice, width)
-            chances = torch.sigmoid(loop.confidence_logits).tolist()
-            for i, ids, values in zip(plain, loop.token_ids.tolist(), chances, strict=True):
-                drafts[i] = Draft(tuple(ids), tuple(values))
+            made = (loop.token_ids.tolist(), loop.confidence_logits.tolist(), loop.margins.tolist())
+            for i, ids, values, margins in zip(plain, *made, strict=True):
+                drafts[i] = Draft(tuple(ids), tuple(values), () if math.isnan(margins[0]) else tuple(margins))
         if others:
             stepped = self._draft_stepwise(_pick_head(head, others), [starts[i] for i in others], width)
             drafts |= zip(others, stepped, strict=True)
@@ -143,20 +168,28 @@ class ServedModel:
         """Drafts of rows whose logits are edited by the drafts before, or filtered."""
         drafted: list[list[int]] = [[] for _ in starts]
         confidence: list[list[float]] = [[] for _ in starts]
+        margins: list[list[float]] = [[] for _ in starts]
         previous = [s.token_id for s in starts]
+        masks = DraftMasks([start.matcher for start in starts], self._shape.vocab_size)
         for j in range(width):
             before = ship(torch.tensor(previous, dtype=torch.int64), self._model.device)
             step = self._model.markov_step(before, head.base_logits[:, j], head.hidden[:, j])
+            vocab = step.logits.shape[1]
             rows = [
-                _sample_row(_ahead(start, assumed), step.logits.shape[1])
-                for start, assumed in zip(starts, drafted, strict=True)
+                draft_row(_ahead(start, assumed, masks.mask(i), vocab), vocab)
+                for i, (start, assumed) in enumerate(zip(starts, drafted, strict=True))
             ]
-            previous = sample(step.logits, rows).token_ids.tolist()
-            chances = torch.sigmoid(step.confidence_logit).tolist()
+            chosen = sample(step.logits, rows, in_place=True, wants_margins=True)
+            previous = chosen.token_ids.tolist()
+            logits = step.confidence_logit.tolist()
+            won_by = [] if chosen.margins is None else chosen.margins.tolist()
             for i, token in enumerate(previous):
+                masks.took(i, token)
                 drafted[i].append(token)
-                confidence[i].append(chances[i])
-        return [Draft(tuple(d), tuple(c)) for d, c in zip(drafted, confidence, strict=True)]
+                confidence[i].append(logits[i])
+                margins[i] += won_by[i : i + 1]
+        masks.close()
+        return [Draft(tuple(d), tuple(c), tuple(m)) for d, c, m in zip(drafted, confidence, margins, strict=True)]
 
     def choice_seed(self, seed: int, choice: int) -> int:
         return choice_seed(seed, choice)
@@ -229,9 +262,10 @@ def _to_bytes(values: Tensor) -> bytes:
     return values.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _ahead(start: DraftStart, assumed: list[int]) -> TokenContext:
+def _ahead(start: DraftStart, assumed: list[int], mask: Mask | None, vocab: int) -> TokenContext:
     """What decides the draft after `assumed`."""
     context, index = start.context, start.context.output_index + len(assumed)
+    banned = banned_ids(context.spec, start.stop_ids, start.min_tokens, context.output, assumed)
     return TokenContext(
         spec=context.spec,
         seed=context.seed,
@@ -239,7 +273,9 @@ def _ahead(start: DraftStart, assumed: list[int]) -> TokenContext:
         prompt=context.prompt,
         output=context.output,
         assumed=assumed,
-        banned=start.stop_ids if index < start.min_tokens else frozenset(),
+        history=context.history,
+        banned=bans_beside(mask, banned, start.stop_ids, vocab),
+        mask=mask,
     )
 
 
@@ -252,61 +288,3 @@ def _pick(values: Tensor, rows: Sequence[int]) -> Tensor:
 
 def _pick_head(head: DraftHead, rows: Sequence[int]) -> DraftHead:
     return DraftHead(_pick(head.hidden, rows), _pick(head.base_logits, rows))
-
-
-def _sample_row(context: TokenContext, vocab: int) -> SampleRow:
-    return SampleRow(sampling=_sampling(context, vocab), seed=context.seed, output_index=context.output_index)
-
-
-def _sampling(context: TokenContext, vocab: int, *, is_filtered: bool = True) -> RowSampling:
-    """The sampler's view of one row; without filters it is the distribution that log-probabilities are read from."""
-    spec = context.spec
-    bias_ids = bias = counts = seen = allowed = None
-    if spec.logit_bias:
-        ids = sorted(spec.logit_bias)
-        bias_ids = torch.tensor(ids, dtype=torch.int64)
-        bias = torch.tensor([spec.logit_bias[i] for i in ids], dtype=torch.float32)
-    if spec.presence_penalty or spec.frequency_penalty or spec.repetition_penalty != 1.0:
-        output = np.array([*context.output, *context.assumed], dtype=np.int64)
-        counts = torch.from_numpy(np.bincount(output, minlength=vocab).astype(np.int32))
-    if spec.repetition_penalty != 1.0:
-        seen = torch.zeros(vocab, dtype=torch.bool)
-        seen[torch.from_numpy(context.prompt)] = True
-    if context.banned:
-        allowed = torch.ones(vocab, dtype=torch.bool)
-        allowed[list(context.banned)] = False
-    return RowSampling(
-        temperature=spec.temperature,
-        top_p=spec.top_p if is_filtered else 1.0,
-        top_k=spec.top_k if is_filtered else 0,
-        min_p=spec.min_p if is_filtered else 0.0,
-        repetition_penalty=spec.repetition_penalty,
-        presence_penalty=spec.presence_penalty,
-        frequency_penalty=spec.frequency_penalty,
-        bias_ids=bias_ids,
-        bias=bias,
-        output_counts=counts,
-        prompt_seen=seen,
-        allowed=allowed,
-    )
-
-
-def _position_logprobs(
-    logits: Tensor, tokens: Sequence[int], contexts: Sequence[TokenContext]
-) -> dict[int, PositionLogprobs]:
-    """Log-probabilities where they are asked for: of the processed distribution before top-k, top-p and min-p."""
-    asked = [i for i, context in enumerate(contexts) if context.spec.top_logprobs is not None]
-    if not asked:
-        return {}
-    vocab = logits.shape[1]
-    rows = [_sampling(contexts[i], vocab, is_filtered=False) for i in asked]
-    table = logprobs(process_logits(logits[asked].to(torch.float32), rows))
-    found = {}
-    for values, i in zip(table, asked, strict=True):
-        count = min(contexts[i].spec.top_logprobs or 0, vocab)
-        best = torch.sort(values, descending=True, stable=True).indices[:count].tolist()
-        found[i] = PositionLogprobs(
-            TokenLogprob(tokens[i], float(values[tokens[i]])),
-            tuple(TokenLogprob(token, float(values[token])) for token in best),
-        )
-    return found

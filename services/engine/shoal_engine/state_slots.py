@@ -14,6 +14,7 @@ class SlotPool:
         self.slot_count = slot_count
         self._free = list(range(slot_count - 1, -1, -1))
         self._held: set[int] = set()
+        self._generations = [0] * slot_count
 
     @property
     def free_count(self) -> int:
@@ -24,8 +25,14 @@ class SlotPool:
         if count > len(self._free):
             raise OutOfSlots(f"{count} slots wanted, {len(self._free)} free", wanted=count, free=len(self._free))
         slots = [self._free.pop() for _ in range(count)]
+        for slot in slots:
+            self._generations[slot] += 1
         self._held.update(slots)
         return slots
+
+    def generation(self, slot: int) -> int:
+        """How often a slot has been taken: names its present holder among all that it had."""
+        return self._generations[slot]
 
     def release(self, slot: int) -> None:
         """Give a held slot back."""

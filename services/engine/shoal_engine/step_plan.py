@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from shoal_engine.batcher import ChunkWork, StepBudget, plan_chunks
 from shoal_engine.block_pool import BLOCK_TOKENS
 from shoal_engine.planner import WidthPlanner, WidthView
+from shoal_engine.requests import GenerationRequest
 from shoal_engine.sequence import Phase, RequestState, Sequence
 from shoal_engine.step import ChunkRows, DecodeRows, draft_cap
 
@@ -50,15 +51,14 @@ class StepPlan:
             for sequence in state.live
             if sequence.output and not sequence.is_paused and is_caught_up(state, sequence)
         ]
-        views = [
-            WidthView(min(len(s.drafts), draft_cap(state, s, self._planner.max_width)), s.confidence)
-            for state, s in ready
-        ]
+        views = [_view(state, sequence, self._planner.max_width) for state, sequence in ready]
+        widths = self._planner.widths(views)
         rows = []
-        for (state, sequence), width, view in zip(ready, self._planner.widths(views), views, strict=True):
+        for index, ((state, sequence), view) in enumerate(zip(ready, views, strict=True)):
+            width = widths[index]
             assert 0 <= width <= view.cap, f"planned width {width} is not in [0, {view.cap}]"
             if state.phase is Phase.DECODE and self._cover(state, sequence, sequence.frontier + 1 + width):
-                rows.append(DecodeRows(state, sequence, width))
+                rows.append(DecodeRows(state, sequence, width, index))
         # A request planned early may have given up its blocks to one planned later.
         return [row for row in rows if row.state.phase is Phase.DECODE]
 
@@ -76,6 +76,21 @@ class StepPlan:
                     works.append((state, sequence, _work(state, sequence.frontier, end, cuts)))
         counts = plan_chunks([work for _, _, work in works], decode_rows, self._budget)
         return [ChunkRows(state, s, count) for (state, s, _), count in zip(works, counts, strict=True) if count]
+
+
+def _view(state: RequestState, sequence: Sequence, max_width: int) -> WidthView:
+    request = state.request
+    assert isinstance(request, GenerationRequest), "only choices are decoded"
+    assert sequence.slot is not None, "decode rows hold a slot"
+    return WidthView(
+        cap=min(len(sequence.drafts), draft_cap(state, sequence, max_width)),
+        confidence_logits=sequence.confidence_logits,
+        margins=sequence.margins,
+        is_greedy=request.params.is_greedy,
+        context=sequence.frontier,
+        slot=sequence.slot,
+        generation=sequence.slot_generation,
+    )
 
 
 def _work(state: RequestState, start: int, end: int, cuts: tuple[int, ...]) -> ChunkWork:

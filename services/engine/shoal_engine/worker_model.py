@@ -19,12 +19,13 @@ from shoal_engine.core import EngineConfig
 from shoal_engine.engine import Engine
 from shoal_engine.events import EngineSink
 from shoal_engine.llm import model_directory
-from shoal_engine.model_identity import ModelIdentity, identify
+from shoal_engine.model_identity import ModelIdentity, drafter, identify
 from shoal_engine.model_port import ModelShape
-from shoal_engine.planner import FixedWidth
 from shoal_engine.replay import default_replay_length
 from shoal_engine.requests import GenerationRequest, PrefillRequest, SamplingSpec
 from shoal_engine.served_model import ServedModel
+from shoal_engine.verify.calibration import CalibrationError
+from shoal_engine.verify.setup import VerifySettings, open_planner
 
 NANO, NANO_NAME = "nano", "shoal-nano"
 _WARM_UP_TIMEOUT_S = 600.0
@@ -45,7 +46,7 @@ class WorkerModelSettings:
     replay_length   K; 0: window + 2 * backtrack
     max_context     positions of prompt + output; 0 takes the model's
     step_tokens     rows of one step
-    verify_width    drafts verified per choice and step; 0 makes none
+    verify          how drafts are verified
     threads         threads of one step; 0 leaves it to the kernels
     compile_s       seconds after which an accelerator's kernels are no longer compiled ahead, see `compile_ahead`
     is_prefill_only    nothing is sampled or drafted
@@ -59,7 +60,7 @@ class WorkerModelSettings:
     replay_length: int
     max_context: int
     step_tokens: int
-    verify_width: int
+    verify: VerifySettings
     threads: int
     compile_s: float
     is_prefill_only: bool
@@ -95,7 +96,8 @@ def check_device(device: str, setting: str) -> None:
 def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> WorkerModel:
     """Load a checkpoint, compile an accelerator's kernels and start its step thread. Blocking.
 
-    raises   CheckpointError; InvalidArgument for no model; NotEnoughMemory where blocks and slots do not fit the device
+    raises   CheckpointError; BadModel for a calibration or a log that cannot be used; InvalidArgument for no model;
+             NotEnoughMemory where blocks and slots do not fit the device
     """
     directory = model_directory(settings.model)
     if settings.threads:
@@ -109,15 +111,21 @@ def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> Worker
     shape = served.shape
     replay_length = settings.replay_length or default_replay_length(shape.window, shape.backtrack)
     max_context = min(settings.max_context or shape.max_context, shape.max_context)
-    verify_width = min(settings.verify_width, shape.draft_size)
+    identity = identify(directory, name=_name(settings), replay_length=replay_length, device=served.device)
     if served.device.type != "cpu":
         compile_ahead(
             served,
             step_rows=settings.step_tokens,
-            verify_width=verify_width,
+            verify_width=min(settings.verify.width, shape.draft_size),
             is_prefill_only=settings.is_prefill_only,
             limit_s=settings.compile_s,
         )
+    try:
+        planner = open_planner(
+            served, drafter(directory, identity, served.device), settings.verify, step_rows=settings.step_tokens
+        )
+    except (CalibrationError, OSError) as error:
+        raise BadModel(str(error)) from error
     engine = Engine(
         served,
         EngineConfig(
@@ -126,17 +134,20 @@ def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> Worker
             budget=StepBudget(rows=settings.step_tokens, chunk=settings.step_tokens),
         ),
         sink,
-        FixedWidth(verify_width),
+        planner,
     )
     engine.open()
-    name = settings.name or (NANO_NAME if settings.model == NANO else "")
     return WorkerModel(
         engine=engine,
         shape=shape,
-        identity=identify(directory, name=name, replay_length=replay_length, device=served.device),
+        identity=identity,
         replay_length=replay_length,
         max_context=max_context,
     )
+
+
+def _name(settings: WorkerModelSettings) -> str:
+    return settings.name or (NANO_NAME if settings.model == NANO else "")
 
 
 def warm_up(model: WorkerModel, *, is_prefill_only: bool) -> None:

@@ -46,6 +46,11 @@ class Answer:
         return self._reader.is_finished
 
     @property
+    def is_admitted(self) -> bool:
+        """A worker has taken it at least once."""
+        return self._running.session.was_admitted
+
+    @property
     def is_complete(self) -> bool:
         """All output is here, read or not."""
         return self._running.session.journal.is_finished

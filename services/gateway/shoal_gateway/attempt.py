@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import grpc
+from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
 from shoal.decode.v1.decode_service_pb2_grpc import DecodeServiceStub
 from shoal.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -64,6 +65,10 @@ class Workers:
                 decode_pb.PrefillTarget(instance_id=one.instance_id, address=one.address) for one in placement.prefill
             ],
         )
+        if prepared.constraint is not None:
+            request.constraint.CopyFrom(prepared.constraint.message())
+        if prepared.is_exact:
+            request.determinism = sampling_pb2.DETERMINISM_EXACT
         if placement.numerics_id:
             request.numerics_id = placement.numerics_id
         if placement.kv_id and placement.numerics_id:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_common.errors import InvalidArgument
+from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_FORCED_IDS, MAX_TOP_LOGPROBS
 
 from shoal_gateway.fields import Fields
 
@@ -19,7 +20,9 @@ MAX_SEED = 2**64 - 1
 MAX_STOP_TOKENS = 64
 MAX_USER_ID_BYTES = 512
 _MAX_BIASES = 1024
-_EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids"})
+MAX_BAD_WORD_BYTES = 1024
+_EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids", "determinism"})
+_EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs"}
 # Replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names only, and
 # leaves usage out of what it takes for a stream.
 _OURS = frozenset({"model", "n", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort", "logit_bias"})
@@ -40,6 +43,11 @@ class ChatFields:
     as_sent: bool
     ignore_eos: bool
     stop_token_ids: tuple[int, ...]
+    bad_words: tuple[str | tuple[int, ...], ...]
+    forced_ids: tuple[int, ...]
+    prompt_logprobs: int | None
+    is_exact: bool
+    is_parallel: bool
     effort_number: int | None
     temperature: float | None
     top_p: float | None
@@ -75,6 +83,11 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
         as_sent=_is_as_sent(extension),
         ignore_eos=bool(top.boolean("ignore_eos") if ignore_eos is None else ignore_eos),
         stop_token_ids=tuple(extension.token_ids("stop_token_ids", vocab_size, MAX_STOP_TOKENS) or ()),
+        bad_words=_bad_words(extension, vocab_size),
+        forced_ids=tuple(extension.token_ids("forced_ids", vocab_size, MAX_FORCED_IDS) or ()),
+        prompt_logprobs=extension.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
+        is_exact=_is_exact(extension),
+        is_parallel=top.boolean("parallel_tool_calls") is not False,
         effort_number=_effort_number(body),
         temperature=top.number("temperature", 0, 2),
         top_p=top.number("top_p", 0, 1),
@@ -116,6 +129,27 @@ def _is_as_sent(extension: Fields) -> bool:
     if sampling not in (None, "as_sent"):
         raise InvalidArgument.at(extension.name("sampling"), 'must be "as_sent"')
     return sampling is not None
+
+
+def _is_exact(extension: Fields) -> bool:
+    determinism = extension.text("determinism", 64)
+    if determinism not in (None, "exact", "best_effort"):
+        raise InvalidArgument.at(extension.name("determinism"), 'must be "exact" or "best_effort"')
+    return determinism == "exact"
+
+
+def _bad_words(extension: Fields, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:
+    """Texts and lists of token ids."""
+    name = extension.name("bad_words")
+    given = extension.items("bad_words", MAX_BAD_WORDS)
+    words: list[str | tuple[int, ...]] = []
+    for index, one in enumerate(given):
+        entry = Fields({f"[{index}]": one}, name)
+        if isinstance(one, str):
+            words.append(entry.text(f"[{index}]", MAX_BAD_WORD_BYTES) or "")
+        else:
+            words.append(tuple(entry.token_ids(f"[{index}]", vocab_size, MAX_BAD_WORD_TOKENS) or ()))
+    return tuple(words)
 
 
 def _effort_number(body: dict[str, Any]) -> int | None:

@@ -8,6 +8,7 @@ _POSITIVE = (
     "max_in_flight",
     "max_body_bytes",
     "keep_alive_s",
+    "admission_s",
     "start_timeout_s",
     "scheduler_wait_s",
     "request_timeout_s",
@@ -41,6 +42,8 @@ class GatewayConfig:
     max_body_bytes: int = 32 * 1024 * 1024
     keep_alive_s: float = 10.0
     """Longest silence on a stream before a comment says that we are still there."""
+    admission_s: float = 10.0
+    """A stream's status is sent when a worker has admitted the request, or after so long."""
     start_timeout_s: float = 600.0
     """A request whose output has not begun by then is refused."""
     scheduler_wait_s: float = 10.0

@@ -32,6 +32,7 @@ class DeltaWriter:
         if self._has_tokens and output.token_ids:
             made.tokens.ids.extend(output.token_ids)
         made.logprobs.extend(output.logprobs)
+        made.prompt_logprobs.extend(output.prompt_logprobs)
         return made
 
     def _take_call(self, call: dict[str, Any], made: generation_pb2.ChoiceDelta) -> None:
@@ -50,7 +51,8 @@ class DeltaWriter:
 
 def is_empty(delta: generation_pb2.ChoiceDelta) -> bool:
     """Nothing in it but its index."""
-    return not (delta.text or delta.reasoning_text or delta.tool_calls or delta.tokens.ids or delta.logprobs)
+    has_text = delta.text or delta.reasoning_text or delta.tool_calls
+    return not (has_text or delta.tokens.ids or delta.logprobs or delta.prompt_logprobs)
 
 
 def collect(whole: inference_service_pb2.GenerateResponse, event: inference_service_pb2.GenerateStreamResponse) -> None:
@@ -78,3 +80,4 @@ def _append(whole: generation_pb2.ChoiceDelta, piece: generation_pb2.ChoiceDelta
     if piece.HasField("tokens"):
         whole.tokens.ids.extend(piece.tokens.ids)
     whole.logprobs.extend(piece.logprobs)
+    whole.prompt_logprobs.extend(piece.prompt_logprobs)

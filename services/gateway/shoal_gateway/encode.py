@@ -14,13 +14,16 @@ from deepseek_recipe import (
     ConversionError,
     ConversionOptions,
     DeepseekV41Encoding,
+    SpecialToken,
     SpecialTokens,
     Tokenizer,
 )
 from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import InvalidArgument
 
+from shoal_gateway.bad_words import add_bad_words
 from shoal_gateway.chat_fields import ChatFields, read_chat_fields, recipe_body
+from shoal_gateway.constraint import AskedConstraint, of_conversation
 from shoal_gateway.sampling import chat_params, fit_context
 from shoal_gateway.served_model import ServedModel
 from shoal_gateway.text import OutputRecipe
@@ -44,6 +47,10 @@ class Prepared:
     user_id: str
     output: OutputRecipe | None
     """None where only tokens are wanted."""
+    is_exact: bool = False
+    """Fails rather than being answered by, or going on with, other numerics."""
+    constraint: AskedConstraint | None = None
+    """What every choice is held to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,7 @@ class Encoder:
         self._options = ConversionOptions().with_special_tokens(special)
         self._encoding = DeepseekV41Encoding().with_special_tokens(special).with_tokenizer(tokenizer)
         self._effort_ids = tokenizer.encode(_EFFORT_LINE.format(75))
+        self._thinking_end = tuple(tokenizer.encode(special.token(SpecialToken.ThinkingEnd)))
 
     @property
     def context_tokens(self) -> int:
@@ -119,12 +127,20 @@ class Encoder:
             max_tokens=self._max_tokens(converted, fields, len(ids)),
             seed=self._draw_seed() if fields.seed is None else fields.seed,
         )
+        add_bad_words(params, fields.bad_words, self.tokenizer)
         request = Prepared(
             prompt_ids=ids,
             params=params,
             choice_count=fields.choice_count,
             user_id=fields.user_id,
             output=conversation.output(self.model.eos_id, fields.stop_token_ids),
+            is_exact=fields.is_exact,
+            constraint=of_conversation(
+                converted,
+                sent_tools=body.get("tools"),
+                is_parallel=fields.is_parallel,
+                start_after_ids=self.thinking_end(converted),
+            ),
         )
         return PreparedChat(
             request=request, model=fields.model, is_stream=fields.is_stream, include_usage=fields.include_usage
@@ -134,6 +150,14 @@ class Encoder:
         """A body as the recipe takes it, encoded. Raises InvalidArgument for whatever the recipe does not like."""
         converted = self._convert(body)
         return EncodedConversation(converted=converted, prompt_ids=self._encode(converted, effort_number))
+
+    def thinking_end(self, converted: ConversationRequest) -> tuple[int, ...]:
+        """Tokens behind which the answer proper begins; none where it begins at once."""
+        parsing = converted.parsing_options
+        stage = parsing.thinking_initial_stage
+        if parsing.starts_in_tool_calls or stage is None or not stage.starts_in_reasoning():
+            return ()
+        return self._thinking_end
 
     def raw_text(self, text: str) -> list[int]:
         """Ids of text as it stands; spellings of special tokens become these tokens. Nothing is put in front."""

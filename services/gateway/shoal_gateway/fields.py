@@ -67,6 +67,17 @@ class Fields:
             raise InvalidArgument.at(self.name(key), "must be an object")
         return Fields(value, f"{self.name(key)}.")
 
+    def items(self, key: str, max_count: int) -> list[Any]:
+        """A list of anything; nothing where it is absent."""
+        value = self._values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise InvalidArgument.at(self.name(key), "must be a list")
+        if len(value) > max_count:
+            raise InvalidArgument.at(self.name(key), f"must have at most {max_count} entries")
+        return value
+
     def token_ids(self, key: str, vocab_size: int, max_count: int) -> list[int] | None:
         """A list of token ids."""
         value = self._values.get(key)

@@ -75,7 +75,13 @@ class Gateway:
             metrics=counted,
             max_in_flight=config.max_in_flight,
         )
-        chat = ChatCompletions(encoder, self.answers, metrics=counted, keep_alive_s=config.keep_alive_s)
+        chat = ChatCompletions(
+            encoder,
+            self.answers,
+            metrics=counted,
+            keep_alive_s=config.keep_alive_s,
+            admission_s=config.admission_s,
+        )
         self.app = App(
             _routes(chat, Models(model), Tokens(encoder), Health(self.readiness)),
             max_body_bytes=config.max_body_bytes,

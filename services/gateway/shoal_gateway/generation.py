@@ -12,6 +12,7 @@ from shoal.inference.v1 import chat_pb2, generation_pb2
 from shoal_common.errors import InvalidArgument
 
 from shoal_gateway.chat_fields import MAX_CHOICES, MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL
+from shoal_gateway.constraint import of_message
 from shoal_gateway.encode import EncodedConversation, Encoder, Prepared
 from shoal_gateway.sampling import check_params, check_prompt_ids, fit_context
 from shoal_gateway.text import OutputRecipe, plain_recipe
@@ -60,6 +61,11 @@ def prepare_now(generation: generation_pb2.Generation, encoder: Encoder) -> Prep
     if len(generation.user_id.encode()) > MAX_USER_ID_BYTES:
         raise InvalidArgument.at("generation.user_id", f"must have at most {MAX_USER_ID_BYTES} bytes")
     ids, output = _prompt(generation, encoder)
+    constraint = None
+    if generation.HasField("constraint"):
+        is_chat = generation.WhichOneof("prompt") == "chat"
+        start = encoder.thinking_end(output.converted) if is_chat else ()
+        constraint = of_message(generation.constraint, "generation.constraint", start)
     context = encoder.context_tokens
     wanted = params.max_tokens if params.HasField("max_tokens") else None
     params.max_tokens = fit_context(len(ids), wanted, MAX_TOKENS, context)
@@ -67,12 +73,16 @@ def prepare_now(generation: generation_pb2.Generation, encoder: Encoder) -> Prep
         raise InvalidArgument.at("generation.sampling.min_tokens", f"must be at most max_tokens, {params.max_tokens}")
     if not params.HasField("seed"):
         params.seed = encoder.new_seed()
+    if generation.determinism not in sampling_pb2.Determinism.values():
+        raise InvalidArgument.at("generation.determinism", f"is unknown, got {generation.determinism}")
     request = Prepared(
         prompt_ids=ids,
         params=params,
         choice_count=choice_count,
         user_id=generation.user_id,
         output=output if has_text else None,
+        is_exact=generation.determinism == sampling_pb2.DETERMINISM_EXACT,
+        constraint=constraint,
     )
     return PreparedGeneration(
         request=request, model=generation.model or model.name, has_text=has_text, has_tokens=has_tokens

@@ -19,6 +19,8 @@ class ChoiceOutput:
     choice_index: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tokens_pb2.PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[tokens_pb2.PositionLogprobs] = field(default_factory=list)
+    """In the first output of choice 0 if asked for: one per prompt token after the first."""
     chunks: list[ChatCompletionChunk] = field(default_factory=list)
     """Parsed text, in order; empty where only tokens are wanted. The last one holds the finish reason."""
     finish_reason: FinishReason = UNFINISHED
@@ -30,6 +32,7 @@ class _Arrived:
     token_ids: Sequence[int]
     logprobs: Sequence[tokens_pb2.PositionLogprobs]
     finish_reason: FinishReason
+    prompt_logprobs: Sequence[tokens_pb2.PositionLogprobs]
 
 
 class OutputReader:
@@ -68,9 +71,10 @@ class OutputReader:
         token_ids: Sequence[int],
         logprobs: Sequence[tokens_pb2.PositionLogprobs],
         finish_reason: FinishReason,
+        prompt_logprobs: Sequence[tokens_pb2.PositionLogprobs] = (),
     ) -> None:
         """More of one choice, without gaps or repetitions."""
-        self._arrived.append(_Arrived(choice_index, token_ids, logprobs, finish_reason))
+        self._arrived.append(_Arrived(choice_index, token_ids, logprobs, finish_reason, prompt_logprobs))
 
     def read(self) -> tuple[list[ChoiceOutput], list[tuple[int, int]]]:
         """What came since the last call, and the choices that ended by their text: (choice index, tokens kept)."""
@@ -102,6 +106,7 @@ class OutputReader:
             kept, has_ended = progress.kept_count, progress.has_ended
             if not has_ended and one.finish_reason != UNFINISHED:
                 output.chunks += text.finish(one.finish_reason)
+        output.prompt_logprobs += one.prompt_logprobs
         output.token_ids += one.token_ids[:kept]
         output.logprobs += one.logprobs[:kept]
         self._counts[index] += kept

@@ -53,6 +53,12 @@ class NoCapacity(Unavailable):
     reason = "NO_CAPACITY"
 
 
+class ExactnessLost(Unavailable):
+    """A running answer had to be exact, and nobody is left who computes the same bits: a new request begins anew."""
+
+    reason = "EXACTNESS_LOST"
+
+
 class Overloaded(Unavailable):
     """This gateway holds as many requests as it may."""
 

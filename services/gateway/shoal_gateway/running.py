@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
+from shoal_common.draft_counts import DraftCounts
 from shoal_common.errors import DeadlineExceeded, Internal, MeshError
 from shoal_common.telemetry import inject
 
@@ -20,7 +21,7 @@ from shoal_gateway.encode import Prepared
 from shoal_gateway.journal import EntriesMissing, FinishReason
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.output_reader import OutputReader
-from shoal_gateway.refusals import NoCapacity, denied
+from shoal_gateway.refusals import ExactnessLost, NoCapacity, denied
 from shoal_gateway.reserve_client import ReserveClient
 from shoal_gateway.session import Lost, Refused, Session
 from shoal_gateway.worker_link import WorkerLink
@@ -85,8 +86,7 @@ class Running:
         self.error: MeshError | None = None
         self.queue_position: int | None = None
         self.cached_tokens = 0
-        self.draft_tokens = 0
-        self.accepted_tokens = 0
+        self.drafts = DraftCounts()
         self.step_count = 0
 
     @property
@@ -106,9 +106,12 @@ class Running:
             completion_tokens=sum(self._reader.counts),
             cached_prompt_tokens=min(self.cached_tokens, len(self._prepared.prompt_ids)),
             reasoning_tokens=min(self._reader.reasoning_tokens, sum(self._reader.counts)),
-            draft_tokens=self.draft_tokens,
-            accepted_draft_tokens=self.accepted_tokens,
+            draft_tokens=sum(self.drafts.verified),
+            accepted_draft_tokens=sum(self.drafts.accepted),
             decode_step_count=self.step_count,
+            drafted_by_position=self.drafts.drafted,
+            verified_by_position=self.drafts.verified,
+            accepted_by_position=self.drafts.accepted,
         )
 
     def start(self) -> None:
@@ -136,7 +139,10 @@ class Running:
 
     def on_placement(self, placement: pb.Placement) -> None:
         """Where to run: open the next attempt there."""
-        attempt = self.session.place(placement.numerics_id)
+        if self.waits and self._prepared.is_exact and not self.session.keeps_exact(placement.numerics_id):
+            self.fail(ExactnessLost("no worker is left that would go on with the same bits", retry_after_s=1.0))
+            return
+        attempt = self.session.place(placement.numerics_id, placement.constraint_id)
         if attempt is not None:
             self._worker_id = placement.decode.instance_id
             self._received = self.session.journal.counts()
@@ -181,8 +187,16 @@ class Running:
         if was_finished:
             self._acknowledge(index, self._received[index], at_once=True)
             return
-        self._count(entry, step)
-        self._reader.add(index, token_ids[known:], list(entry.logprobs)[known:], entry.finish_reason)
+        if not known:
+            # What is sent once more was counted the first time.
+            self._count(entry, step)
+        self._reader.add(
+            index,
+            token_ids[known:],
+            list(entry.logprobs)[known:],
+            entry.finish_reason,
+            prompt_logprobs=() if known else entry.prompt_logprobs,
+        )
         self._on_change()
 
     def on_worker_lost(self, error: MeshError) -> None:
@@ -247,6 +261,8 @@ class Running:
             self._complete()
 
     def _attempt_failed(self, attempt: int, error: MeshError) -> None:
+        if self._prepared.constraint is not None:
+            error = self._prepared.constraint.as_asked(error)
         was_current = self.session.is_current(attempt)
         verdict = self.session.failed(attempt, error)
         if not was_current:
@@ -309,8 +325,7 @@ class Running:
     def _count(self, entry: decode_pb.Entry, step: int) -> None:
         if entry.HasField("cached_tokens") and not self.cached_tokens:
             self.cached_tokens = entry.cached_tokens
-        self.draft_tokens += entry.verified_count
-        self.accepted_tokens += entry.accepted_count
+        self.drafts.add(entry.drafted_count, entry.verified_count, entry.accepted_count)
         if entry.output_index and step != self._last_step:
             self.step_count += 1
             self._last_step = step

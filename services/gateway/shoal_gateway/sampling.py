@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from deepseek_recipe import InferenceOptions
 from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import InvalidArgument
+from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_FORCED_IDS, MAX_TOP_LOGPROBS
 
 from shoal_gateway.chat_fields import MAX_STOP_TOKENS, ChatFields
 from shoal_gateway.refusals import ContextLengthExceeded
@@ -25,6 +26,7 @@ _Field = Literal[
     "ignore_eos",
 ]
 _ECHOED: tuple[_Field, ...] = get_args(_Field)
+_COUNTS: tuple[Literal["top_logprobs", "prompt_logprobs"], ...] = ("top_logprobs", "prompt_logprobs")
 _RANGES: dict[_Field, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -45,6 +47,9 @@ def chat_params(
     """
     params = sampling_pb2.SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=fields.ignore_eos)
     params.stop_token_ids.extend(fields.stop_token_ids)
+    params.forced_ids.extend(fields.forced_ids)
+    if fields.prompt_logprobs is not None:
+        params.prompt_logprobs = fields.prompt_logprobs
     if fields.min_tokens:
         params.min_tokens = min(fields.min_tokens, max_tokens)
     if recipe.logprobs:
@@ -81,8 +86,10 @@ def check_params(params: sampling_pb2.SamplingParams, *, vocab_size: int, path: 
         raise InvalidArgument.at(f"{path}top_p", "must be above 0")
     if params.HasField("max_tokens") and params.max_tokens < 1:
         raise InvalidArgument.at(f"{path}max_tokens", "must be at least 1")
-    if params.HasField("top_logprobs") and params.top_logprobs > 20:
-        raise InvalidArgument.at(f"{path}top_logprobs", f"must be in [0, 20], got {params.top_logprobs}")
+    for field in _COUNTS:
+        count = getattr(params, field)
+        if params.HasField(field) and count > MAX_TOP_LOGPROBS:
+            raise InvalidArgument.at(f"{path}{field}", f"must be in [0, {MAX_TOP_LOGPROBS}], got {count}")
     if len(params.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidArgument.at(f"{path}stop_token_ids", f"must have at most {MAX_STOP_TOKENS} entries")
     for index, token_id in enumerate(params.stop_token_ids):
@@ -91,6 +98,21 @@ def check_params(params: sampling_pb2.SamplingParams, *, vocab_size: int, path: 
         _check_token(token_id, vocab_size, f"{path}logit_bias")
         if not -100 <= bias <= 100:
             raise InvalidArgument.at(f"{path}logit_bias", f"must be in [-100, 100], got {bias}")
+    _check_sequences(params, vocab_size, path)
+
+
+def _check_sequences(params: sampling_pb2.SamplingParams, vocab_size: int, path: str) -> None:
+    if len(params.bad_words) > MAX_BAD_WORDS:
+        raise InvalidArgument.at(f"{path}bad_words", f"must have at most {MAX_BAD_WORDS} entries")
+    for index, word in enumerate(params.bad_words):
+        name = f"{path}bad_words[{index}]"
+        if not 1 <= len(word.ids) <= MAX_BAD_WORD_TOKENS:
+            raise InvalidArgument.at(name, f"must have 1 to {MAX_BAD_WORD_TOKENS} ids, got {len(word.ids)}")
+        _check_token(max(word.ids), vocab_size, name)
+    if len(params.forced_ids) > MAX_FORCED_IDS:
+        raise InvalidArgument.at(f"{path}forced_ids", f"must have at most {MAX_FORCED_IDS} entries")
+    for index, token_id in enumerate(params.forced_ids):
+        _check_token(token_id, vocab_size, f"{path}forced_ids[{index}]")
 
 
 def _check_token(token_id: int, vocab_size: int, path: str) -> None:

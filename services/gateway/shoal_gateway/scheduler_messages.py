@@ -24,6 +24,8 @@ def submit(
     traceparent: str,
 ) -> pb.Submit:
     """What has to be placed."""
+    # Empty: any worker that compiles constraints.
+    constraint_id = None if prepared.constraint is None else ""
     return pb.Submit(
         prompt_tokens=len(prepared.prompt_ids),
         max_tokens=prepared.params.max_tokens,
@@ -33,6 +35,7 @@ def submit(
         remaining=_duration(remaining_s),
         waited=_duration(waited_s),
         traceparent=traceparent,
+        constraint_id=constraint_id,
     )
 
 
@@ -40,6 +43,8 @@ def introduction(request_id: str, session: Session, submit: pb.Submit, worker_id
     """Adopt if `worker_id` runs it, else Submit. What has output must go on in the same numerics."""
     if session.journal.has_output and session.numerics_id:
         submit.numerics_id = session.numerics_id
+    if session.journal.has_output and session.constraint_id and submit.HasField("constraint_id"):
+        submit.constraint_id = session.constraint_id
     if not worker_id:
         return pb.ReserveRequest(request_id=request_id, submit=submit)
     counts = session.journal.counts()

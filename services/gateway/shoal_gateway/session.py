@@ -17,6 +17,8 @@ MAX_LOSSES = 8
 MAX_INTERNAL_ERRORS = 2
 _RETRY_AFTER_S = 2.0
 _CALLERS_FAULT = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "UNIMPLEMENTED"})
+_LASTING = frozenset({"NOT_DETERMINISTIC"})
+"""What another worker may do, but which waiting does not change."""
 _BROKEN = scheduler_service_pb2.LOST_CAUSE_BROKEN
 _CAUSES = {
     "MOVED": scheduler_service_pb2.LOST_CAUSE_MOVED,
@@ -73,24 +75,28 @@ class Session:
         self.journal = Journal(choice_count)
         self.phase = Phase.WAITING
         self.attempt = 0
-        self.numerics_id = ""
+        self.numerics_id = self.constraint_id = ""
         self.is_exact = True
+        self.was_admitted = False
         self._refusals = 0
         self._losses = 0
         self._internal_errors = 0
+
+    def keeps_exact(self, numerics_id: str) -> bool:
+        """Whether an answer placed there goes on with the bits that it began with."""
+        return not self.journal.has_output or self.numerics_id in ("", numerics_id)
 
     @property
     def is_running(self) -> bool:
         """A worker holds the request, as far as we know."""
         return self.phase in (Phase.OPENING, Phase.RUNNING)
 
-    def place(self, numerics_id: str) -> int | None:
+    def place(self, numerics_id: str, constraint_id: str = "") -> int | None:
         """A placement came. Returns the number of the attempt to open, None if nothing waits for one."""
         if self.phase is not Phase.WAITING:
             return None
-        if self.journal.has_output and self.numerics_id not in ("", numerics_id):
-            self.is_exact = False
-        self.numerics_id = numerics_id
+        self.is_exact = self.is_exact and self.keeps_exact(numerics_id)
+        self.numerics_id, self.constraint_id = numerics_id, constraint_id
         self.phase = Phase.OPENING
         self.attempt += 1
         return self.attempt
@@ -99,7 +105,7 @@ class Session:
         """The worker holds the request. False if that attempt is no longer the current one."""
         if attempt != self.attempt or not self.is_running:
             return False
-        self.phase = Phase.RUNNING
+        self.phase, self.was_admitted = Phase.RUNNING, True
         return True
 
     def is_current(self, attempt: int) -> bool:
@@ -128,6 +134,8 @@ class Session:
             return Failed(error=error)
         if self.phase is Phase.OPENING:
             self._refusals += 1
+            if self._refusals > MAX_REFUSALS and error.reason in _LASTING:
+                return Failed(error=error)
             if self._refusals > MAX_REFUSALS:
                 return Failed(
                     error=NoCapacity(

@@ -33,6 +33,7 @@ def check(config: PrefillWorkerConfig) -> None:
 
 def load(config: PrefillWorkerConfig, sink: EngineSink) -> Loaded:
     """Load, start and warm up. Blocking: seconds, or minutes where kernels are compiled for the first time."""
+    from shoal_engine.verify.setup import VerifySettings
     from shoal_engine.worker_model import WorkerModelSettings, open_worker_model, warm_up
 
     model = open_worker_model(
@@ -45,7 +46,7 @@ def load(config: PrefillWorkerConfig, sink: EngineSink) -> Loaded:
             replay_length=config.replay_length,
             max_context=config.max_context,
             step_tokens=config.step_tokens,
-            verify_width=0,
+            verify=VerifySettings(width=0),
             threads=config.threads,
             compile_s=config.compile_s,
             is_prefill_only=True,

@@ -76,6 +76,7 @@ def _placement(placement: Placement) -> pb.Placement:
         prefill=[_target(one) for one in placement.prefill],
         kv_id=placement.kv_id,
         numerics_id=placement.numerics_id,
+        constraint_id=placement.constraint_id,
         expected_hit_tokens=placement.expected_hit_tokens,
     )
 

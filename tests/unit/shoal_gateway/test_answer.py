@@ -13,6 +13,7 @@ from deepseek_recipe import Tokenizer
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from shoal.common.v1 import sampling_pb2
+from shoal.common.v1.tokens_pb2 import PositionLogprobs, TokenLogprob
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 from shoal_common.errors import InvalidArgument, MeshError, Moved, OutOfCapacity
@@ -27,7 +28,7 @@ from shoal_gateway.frames_client import FramesClient
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.output_reader import ChoiceOutput
 from shoal_gateway.prefix_chains import PrefixChains
-from shoal_gateway.refusals import NeverFits, NoCapacity, Overloaded
+from shoal_gateway.refusals import ExactnessLost, NeverFits, NoCapacity, Overloaded
 from shoal_gateway.reserve_client import ReserveClient
 from shoal_gateway.running import Timeouts
 from shoal_gateway.text import plain_recipe
@@ -40,10 +41,17 @@ LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 Events = AsyncIterator[decode_pb.GenerateResponse]
 
 
-def prepared(*, choice_count: int = 1, stop: list[str] | None = None) -> Prepared:
+def prepared(*, choice_count: int = 1, stop: list[str] | None = None, is_exact: bool = False) -> Prepared:
     params = sampling_pb2.SamplingParams(seed=1, max_tokens=50)
     output = plain_recipe(stop, frozenset({1})) if stop is not None else None
-    return Prepared(prompt_ids=[5, 6, 7], params=params, choice_count=choice_count, user_id="", output=output)
+    return Prepared(
+        prompt_ids=[5, 6, 7],
+        params=params,
+        choice_count=choice_count,
+        user_id="",
+        output=output,
+        is_exact=is_exact,
+    )
 
 
 class Bench:
@@ -58,10 +66,11 @@ async def bench(
     tokenizer: Tokenizer,
     *scripts: Script,
     place: Callable[[str, pb.ReserveRequest], pb.ReserveResponse | None] | None = None,
+    numerics: str = "nnnn",
     start_s: float = 20.0,
     max_in_flight: int = 4,
 ) -> AsyncIterator[Bench]:
-    """Attempt k of a request goes to the worker of script k; the last one takes what comes after."""
+    """Attempt k of a request goes to the worker of script k, of numerics[k]; the last one takes what comes after."""
     workers = [FakeWorker(script) for script in scripts]
     channels, metrics = Channels(), GatewayMetrics(Metrics())
     reserve = ReserveClient(gateway_id="g", channels=channels)
@@ -73,7 +82,7 @@ async def bench(
 
         def in_turn(request_id: str, message: pb.ReserveRequest) -> pb.ReserveResponse:
             turn = turns[request_id] = min(turns.get(request_id, -1) + 1, len(addresses) - 1)
-            return placed(request_id, f"w{turn}", addresses[turn], kv_id="k", numerics_id="n")
+            return placed(request_id, f"w{turn}", addresses[turn], kv_id="k", numerics_id=numerics[turn])
 
         scheduler = FakeScheduler(place or in_turn)
         reserve.announced("s", await stack.enter_async_context(serving(scheduler)))
@@ -226,6 +235,50 @@ async def test_a_lost_attempt_goes_on_elsewhere_with_the_tokens_so_far(tokenizer
         assert (lost.attempt, lost.cause, list(lost.output_counts)) == (1, want, [2])
         second = made.workers[1].requests[0]
         assert (second.attempt, list(second.choices[0].output_ids)) == (2, [10, 11])
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+async def test_an_answer_that_must_be_exact_fails_where_its_numerics_are_gone(
+    tokenizer: Tokenizer, is_exact: bool
+) -> None:
+    async def breaks(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.emit(request.request_id, 1, 0, [10, 11])
+        await until(lambda: worker.acknowledged(request.request_id) == 2)
+        await fail(context, Moved("away"))
+
+    async with bench(tokenizer, breaks, says(10, 11, 12), numerics="ab") as made:
+        async with await made.answers.open(prepared(is_exact=is_exact)) as answer:
+            if is_exact:
+                with pytest.raises(ExactnessLost):
+                    await read_all(answer)
+            else:
+                assert ids(await read_all(answer)) == [10, 11, 12]
+            assert answer.is_exact is is_exact
+        wanted = {request.determinism for worker in made.workers for request in worker.requests}
+        assert wanted == {sampling_pb2.DETERMINISM_EXACT if is_exact else sampling_pb2.DETERMINISM_UNSPECIFIED}
+        assert len(made.workers[1].requests) == (0 if is_exact else 1)
+
+
+async def test_drafts_count_by_position_and_what_is_sent_once_more_counts_once(tokenizer: Tokenizer) -> None:
+    async def talks(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        prompt = [PositionLogprobs(emitted=TokenLogprob(token_id=6, logprob=-1.0))]
+        for _ in range(2):
+            worker.emit(request.request_id, 1, 0, [10], prompt_logprobs=prompt)
+            worker.emit(request.request_id, 1, 1, [11, 12, 13], drafted_count=5, verified_count=3, accepted_count=2)
+        worker.emit(request.request_id, 1, 4, [14], finish=LENGTH, drafted_count=2, verified_count=2)
+        await until(lambda: worker.acknowledged(request.request_id) == 5)
+        yield ENDED
+
+    async with bench(tokenizer, talks) as made, await made.answers.open(prepared()) as answer:
+        outputs = await read_all(answer)
+        usage = answer.usage()
+    assert list(usage.drafted_by_position) == [2, 2, 1, 1, 1]
+    assert list(usage.verified_by_position) == [2, 2, 1]
+    assert list(usage.accepted_by_position) == [1, 1]
+    assert (usage.draft_tokens, usage.accepted_draft_tokens) == (5, 2)
+    assert [one.emitted.token_id for output in outputs for one in output.prompt_logprobs] == [6]
 
 
 async def test_a_stop_string_ends_the_choice_at_the_worker_and_counts_exactly(tokenizer: Tokenizer) -> None:

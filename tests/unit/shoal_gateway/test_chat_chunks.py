@@ -10,10 +10,12 @@ from deepseek_recipe import Tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shoal.common.v1 import sampling_pb2
+from shoal.common.v1.tokens_pb2 import PositionLogprobs, TokenLogprob
 from shoal.inference.v1 import generation_pb2, inference_service_pb2
 from shoal_gateway.deltas import DeltaWriter, collect
 from shoal_gateway.encode import Encoder
 from shoal_gateway.http.chat_chunks import ChunkWriter, WholeAnswer, usage_object
+from shoal_gateway.http.positions import position_objects
 from shoal_gateway.output_reader import ChoiceOutput, OutputReader
 from shoal_gateway.text import OutputRecipe
 
@@ -118,7 +120,16 @@ def test_any_text_survives_the_splicing(encoder: Encoder, tokenizer: Tokenizer, 
 
 
 def test_hits_and_misses_add_up_to_the_prompt() -> None:
-    usage = sampling_pb2.Usage(prompt_tokens=10, completion_tokens=4, cached_prompt_tokens=3, reasoning_tokens=2)
+    usage = sampling_pb2.Usage(
+        prompt_tokens=10,
+        completion_tokens=4,
+        cached_prompt_tokens=3,
+        reasoning_tokens=2,
+        decode_step_count=3,
+        drafted_by_position=[3, 2],
+        verified_by_position=[2, 1],
+        accepted_by_position=[1],
+    )
     assert usage_object(usage, is_thinking=True) == {
         "prompt_tokens": 10,
         "completion_tokens": 4,
@@ -127,4 +138,25 @@ def test_hits_and_misses_add_up_to_the_prompt() -> None:
         "completion_tokens_details": {"reasoning_tokens": 2},
         "prompt_cache_hit_tokens": 3,
         "prompt_cache_miss_tokens": 7,
+        "shoal": {
+            "decode_steps": 3,
+            "drafted_by_position": [3, 2],
+            "verified_by_position": [2, 1],
+            "accepted_by_position": [1],
+        },
     }
+
+
+def test_what_is_said_of_the_prompt_comes_once_with_the_next_event(encoder: Encoder, tokenizer: Tokenizer) -> None:
+    writer = ChunkWriter(answer_id="chatcmpl-1", model="m", created_s=7, extension={"seed": 3})
+    first, second = batches(encoder, tokenizer, ["Hello to all of you"], 1)[:2]
+    (one,) = position_objects(
+        [PositionLogprobs(emitted=TokenLogprob(token_id=tokenizer.encode("a")[0], logprob=-0.5))], tokenizer
+    )
+    assert (one["token"], one["logprob"], one["top_logprobs"]) == ("a", -0.5, [])
+    writer.extend({"prompt_logprobs": [one]})
+    raw = writer.chunks(0, first[0].chunks) + writer.chunks(0, second[0].chunks) + writer.usage({})
+    events = [json.loads(each.removeprefix("data: ")) for each in raw.decode().split("\n\n") if each]
+    assert events[0]["shoal"] == {"seed": 3, "prompt_logprobs": [one]}
+    assert [each.get("shoal") for each in events[1:-1]] == [None] * (len(events) - 2)
+    assert events[-1]["shoal"] == {"seed": 3}

@@ -156,6 +156,16 @@ def test_prompt_and_output_over_the_context_are_refused(encoder: Encoder) -> Non
         ({"shoal": {"stop_token_ids": [-1]}}, "shoal.stop_token_ids[0]"),
         ({"shoal": {"stop_token_ids": [3, 512]}}, "shoal.stop_token_ids[1]"),
         ({"shoal": {"sampling": "mine"}}, "shoal.sampling"),
+        ({"shoal": {"determinism": "maybe"}}, "shoal.determinism"),
+        ({"shoal": {"bad_words": "no"}}, "shoal.bad_words"),
+        ({"shoal": {"bad_words": ["a"] * 129}}, "shoal.bad_words"),
+        ({"shoal": {"bad_words": [f"w{i}" for i in range(128)]}}, "shoal.bad_words"),
+        ({"shoal": {"bad_words": ["fine", 3]}}, "shoal.bad_words[1]"),
+        ({"shoal": {"bad_words": ["fine", [512]]}}, "shoal.bad_words[1][0]"),
+        ({"shoal": {"bad_words": [[]]}}, "shoal.bad_words[0]"),
+        ({"shoal": {"bad_words": ["fine", "Q" * 200]}}, "shoal.bad_words[1]"),
+        ({"shoal": {"forced_ids": [1, -1]}}, "shoal.forced_ids[1]"),
+        ({"shoal": {"prompt_logprobs": 21}}, "shoal.prompt_logprobs"),
         ({"reasoning_effort": 0}, "reasoning_effort"),
         ({"reasoning_effort": 101}, "reasoning_effort"),
         ({"user_id": "ä" * 257}, "user_id"),
@@ -168,6 +178,23 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field(
     with pytest.raises(InvalidArgument) as caught:
         encoder.chat_now({**BASE, **change})
     assert caught.value.violations[0].field == field
+
+
+def test_bad_words_are_banned_as_they_are_spelled_alone_and_behind_a_space(
+    encoder: Encoder, tokenizer: Tokenizer
+) -> None:
+    params = encoder.chat_now({**BASE, "shoal": {"bad_words": ["hello", [7, 8], " hello"]}}).request.params
+    spelled = [tokenizer.encode("hello"), tokenizer.encode(" hello")]
+    assert [list(word.ids) for word in params.bad_words] == [*spelled, [7, 8]]
+
+
+def test_the_extension_s_sampling_fields_reach_the_worker(encoder: Encoder) -> None:
+    fields = {"forced_ids": [9, 8], "prompt_logprobs": 0, "determinism": "exact"}
+    request = encoder.chat_now({**BASE, "shoal": fields}).request
+    assert (list(request.params.forced_ids), request.params.prompt_logprobs, request.is_exact) == ([9, 8], 0, True)
+    plain = encoder.chat_now({**BASE, "shoal": {"determinism": "best_effort"}}).request
+    assert not plain.is_exact
+    assert not plain.params.HasField("prompt_logprobs")
 
 
 @pytest.mark.parametrize(

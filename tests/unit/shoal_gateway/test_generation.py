@@ -98,6 +98,12 @@ def test_a_tool_result_goes_back_with_its_call(encoder: Encoder) -> None:
         (Generation(text="x", sampling=Params(top_logprobs=21)), "generation.sampling.top_logprobs"),
         (Generation(text="x", sampling=Params(stop_token_ids=[1, 512])), "generation.sampling.stop_token_ids[1]"),
         (Generation(text="x", sampling=Params(logit_bias={512: 1})), "generation.sampling.logit_bias"),
+        (Generation(text="x", sampling=Params(prompt_logprobs=21)), "generation.sampling.prompt_logprobs"),
+        (Generation(text="x", sampling=Params(bad_words=[tokens()])), "generation.sampling.bad_words[0]"),
+        (Generation(text="x", sampling=Params(bad_words=[tokens(1, 512)])), "generation.sampling.bad_words[0]"),
+        (Generation(text="x", sampling=Params(bad_words=[tokens(1)] * 129)), "generation.sampling.bad_words"),
+        (Generation(text="x", sampling=Params(forced_ids=[1, 512])), "generation.sampling.forced_ids[1]"),
+        (Generation(text="x", determinism=7), "generation.determinism"),  # type: ignore[arg-type]
         (Generation(text="x", sampling=Params(min_tokens=3, max_tokens=2)), "generation.sampling.min_tokens"),
     ],
 )

@@ -54,6 +54,15 @@ def test_the_sixth_refusal_is_the_clients() -> None:
     assert session.place("n") is None
 
 
+def test_where_no_worker_can_be_exact_the_client_hears_just_that() -> None:
+    session, error = Session(1), FailedPrecondition("no", reason="NOT_DETERMINISTIC")
+    for attempt in range(1, MAX_REFUSALS + 1):
+        session.place("n")
+        assert isinstance(session.failed(attempt, error), Refused)
+    session.place("n")
+    assert session.failed(MAX_REFUSALS + 1, error) == Failed(error=error)
+
+
 @pytest.mark.parametrize("error", [InvalidArgument("bad"), DeadlineExceeded("late")])
 def test_the_callers_fault_is_never_tried_again(error: MeshError) -> None:
     session = Session(1)

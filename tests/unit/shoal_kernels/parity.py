@@ -74,3 +74,11 @@ def assert_rows_independent(operation: Callable[[Tensor], Tensor | tuple[Tensor,
 
 def _as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
+
+
+def packed(allowed: Tensor) -> Tensor:
+    """A bool mask as words of 32 bits."""
+    bits = torch.zeros(-(-allowed.numel() // 32) * 32, dtype=torch.int64)
+    bits[: allowed.numel()] = allowed
+    words = (bits.view(-1, 32) << torch.arange(32)).sum(1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)

@@ -67,12 +67,16 @@ def test_streams_without_an_axis_are_refused() -> None:
         RowSampling(bias_ids=torch.tensor([8]), bias=torch.ones(1)),
         RowSampling(bias_ids=torch.tensor([-1]), bias=torch.ones(1)),
         RowSampling(bias_ids=torch.tensor([1, 2]), bias=torch.ones(1)),
-        RowSampling(presence_penalty=1.0, output_counts=torch.ones(8)),
+        RowSampling(presence_penalty=1.0, output_counts=torch.ones(1, dtype=torch.int32)),
+        RowSampling(presence_penalty=1.0, output_ids=torch.tensor([1]), output_counts=torch.ones(1)),
+        RowSampling(presence_penalty=1.0, output_ids=torch.tensor([8]), output_counts=torch.ones(1, dtype=torch.int32)),
+        RowSampling(repetition_penalty=2.0, seen_ids=torch.tensor([8])),
         RowSampling(allowed=torch.ones(8, dtype=torch.int32)),
+        RowSampling(allowed=torch.ones(1, dtype=torch.bool)),
     ],
 )
 def test_edits_outside_the_vocabulary_or_of_another_dtype_are_refused(row: RowSampling) -> None:
-    with pytest.raises(ValueError, match=r"bias|output_counts|allowed"):
+    with pytest.raises(ValueError, match=r"bias|output_|seen_ids|allowed"):
         process_logits(torch.zeros(1, 8), [row])
 
 

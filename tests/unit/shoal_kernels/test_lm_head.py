@@ -6,7 +6,13 @@ import pytest
 import torch
 from shoal_kernels.ops.linear import LinearWeight, linear
 from shoal_kernels.ops.lm_head import lm_head_argmax, markov_loop
-from shoal_kernels.ops.sampling import RowSampling, coupled_argmax, inverse_temperatures, process_logits
+from shoal_kernels.ops.sampling import (
+    RowSampling,
+    coupled_argmax,
+    coupled_margins,
+    inverse_temperatures,
+    process_logits,
+)
 from shoal_kernels.precision import SERVED
 from torch import Tensor
 from unit.shoal_kernels.parity import assert_rows_independent, normal
@@ -71,8 +77,10 @@ def test_the_markov_loop_is_its_steps_one_by_one(width: int) -> None:
         logits = base[:, j] + linear(embedded, markov, out="f32", precision=SERVED)
         seen = torch.cat([hidden[:, j], embedded], dim=1)
         assert torch.equal(got.confidence_logits[:, j], linear(seen, confidence, out="f32", precision=SERVED)[:, 0])
-        previous = coupled_argmax(process_logits(logits, settings), seeds, positions + j, greedy)
+        z = process_logits(logits, settings)
+        previous = coupled_argmax(z, seeds, positions + j, greedy)
         assert torch.equal(got.token_ids[:, j], previous)
+        assert torch.equal(got.margins[:, j], coupled_margins(z, seeds, positions + j, greedy, previous))
 
 
 def test_a_plain_row_has_neither_filters_nor_edits() -> None:
@@ -80,7 +88,7 @@ def test_a_plain_row_has_neither_filters_nor_edits() -> None:
     assert RowSampling(temperature=0.0, top_p=0.1).is_plain
     assert not RowSampling(top_k=3).is_plain
     assert not RowSampling(presence_penalty=0.1).is_plain
-    assert not RowSampling(temperature=0.0, allowed=torch.ones(4, dtype=torch.bool)).is_plain
+    assert not RowSampling(temperature=0.0, allowed=torch.ones(1, dtype=torch.int32)).is_plain
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:

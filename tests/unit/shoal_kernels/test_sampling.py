@@ -18,7 +18,7 @@ from shoal_kernels.ops.sampling import (
     process_logits,
 )
 from unit.shoal_kernels.golden_units import golden
-from unit.shoal_kernels.parity import assert_same_bits, normal
+from unit.shoal_kernels.parity import assert_same_bits, normal, packed
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,8 @@ def test_rows_that_change_nothing_cost_no_copy() -> None:
     assert process_logits(z, [RowSampling(), RowSampling(temperature=0.0, top_p=0.1, top_k=1), RowSampling()]) is z
 
 
-def test_bias_comes_before_penalties_and_the_mask_before_temperature() -> None:
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_bias_comes_before_penalties_and_the_mask_before_temperature(backend: str) -> None:
     z = torch.tensor([[1.0, -1.0, 2.0, 0.5]])
     row = RowSampling(
         temperature=2.0,
@@ -156,14 +157,61 @@ def test_bias_comes_before_penalties_and_the_mask_before_temperature() -> None:
         presence_penalty=0.5,
         bias_ids=torch.tensor([0]),
         bias=torch.tensor([3.0]),
-        output_counts=torch.tensor([2, 0, 0, 0], dtype=torch.int32),
-        prompt_seen=torch.tensor([False, True, False, False]),
-        allowed=torch.tensor([True, True, True, False]),
+        output_ids=torch.tensor([0]),
+        output_counts=torch.tensor([2], dtype=torch.int32),
+        seen_ids=torch.tensor([0, 1]),
+        allowed=torch.tensor([0b0111], dtype=torch.int32),
     )
-    got = process_logits(z, [row])
+    got = process_logits(z, [row], backend=backend)
     # (1 + 3) / 2 - 2 * 0.25 - 0.5 = 1; -1 * 2 = -2; then halved by the temperature.
     assert got.tolist() == [[0.5, -1.0, 1.0, -math.inf]]
     assert z.tolist() == [[1.0, -1.0, 2.0, 0.5]]
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 97, 2500])
+def test_compiled_edits_equal_the_reference(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    some = torch.randperm(vocab, generator=generator)[: 1 + vocab // 3]
+    counts = torch.randint(1, 9, some.shape, generator=generator, dtype=torch.int32)
+    whole = RowSampling(
+        temperature=0.7,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.2,
+        output_ids=some,
+        output_counts=counts,
+        seen_ids=torch.randperm(vocab, generator=generator)[: 1 + vocab // 2],
+        bias_ids=torch.tensor([0, vocab - 1][: min(vocab, 2)]),
+        bias=torch.tensor([1.5, -2.0][: min(vocab, 2)]),
+        allowed=packed(torch.rand(vocab, generator=generator) < 0.5),
+    )
+    rows = [
+        whole,
+        RowSampling(),
+        replace(whole, temperature=0.0, output_ids=None, output_counts=None),
+        replace(whole, allowed=packed(torch.ones(vocab, dtype=torch.bool)), top_p=0.8),
+        RowSampling(allowed=packed(torch.arange(vocab) == vocab - 1)),
+        RowSampling(temperature=1e300, seen_ids=some, repetition_penalty=1e300),
+    ]
+    logits = normal(len(rows), vocab, seed=vocab, scale=5.0)
+    kept = logits.clone()
+    got, want = (process_logits(logits, rows, backend=name) for name in ("cpu", "reference"))
+    assert_same_bits(got, want)
+    assert_same_bits(logits, kept)
+    assert_same_bits(process_logits(logits, rows, in_place=True), want)
+
+
+def test_bits_of_a_mask_past_the_vocabulary_are_not_read() -> None:
+    row = RowSampling(allowed=torch.tensor([-1 << 5], dtype=torch.int32))
+    z = process_logits(torch.zeros(1, 7), [row])
+    assert z.tolist() == [[-math.inf] * 5 + [0.0] * 2]
+
+
+@pytest.mark.parametrize("vocab", [1, 64, 200])
+def test_compiled_logprobs_equal_the_reference(vocab: int) -> None:
+    z = _z(5, vocab)
+    z[:, 0] = 1.0
+    assert_same_bits(logprobs(z, backend="cpu"), logprobs(z, backend="reference"))
 
 
 def test_logprobs_are_a_log_softmax() -> None:
@@ -189,8 +237,8 @@ def test_parameters_outside_their_range_are_refused(bad: dict[str, float]) -> No
 )
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}])
 def test_extreme_parameters_never_let_a_masked_token_through(extreme: dict[str, Any], filters: dict[str, Any]) -> None:
-    allowed = torch.arange(64) >= 6
-    row = RowSampling(**extreme, **filters, allowed=allowed, prompt_seen=torch.ones(64, dtype=torch.bool))
+    allowed = packed(torch.arange(64) >= 6)
+    row = RowSampling(**extreme, **filters, allowed=allowed, seen_ids=torch.arange(64))
     logits = torch.zeros(1, 64)
     logits[0, ::3] = -1.0
     logits[0, 1::3] = 2.0

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from shoal_kernels.ops.sampling.noise_triton import FAST_ERROR
 from unit.shoal_kernels.noise_probe import cuda_noise_of_words, largest_error, noise_of_words
+from unit.shoal_kernels.parity import packed
 
 VOCABS = (5, 999, 129280) if HAS_DEVICE else (5, 700)
 FILTERS = (
@@ -113,16 +114,19 @@ def test_a_filtered_row_does_not_depend_on_its_batch_on_the_device() -> None:
 
 def test_edits_have_the_bits_of_the_host() -> None:
     vocab, generator = VOCABS[-1], random(3)
-    counts = (torch.rand(vocab, generator=generator) < 0.3).to(torch.int32) * 3
-    seen, allowed = torch.rand(vocab, generator=generator) < 0.2, torch.rand(vocab, generator=generator) < 0.9
+    output_ids = torch.randperm(vocab, generator=generator)[: 1 + vocab // 3]
+    counts = torch.randint(1, 9, output_ids.shape, generator=generator, dtype=torch.int32)
+    seen = torch.randperm(vocab, generator=generator)[: 1 + vocab // 5]
+    allowed = packed(torch.rand(vocab, generator=generator) < 0.9)
     bias_ids, bias = torch.tensor([1, vocab - 1]), torch.tensor([1.5, -2.0])
     whole = RowSampling(
         temperature=0.7,
         repetition_penalty=1.3,
         presence_penalty=0.5,
         frequency_penalty=0.2,
+        output_ids=output_ids,
         output_counts=counts,
-        prompt_seen=seen,
+        seen_ids=seen,
         allowed=allowed,
         bias_ids=bias_ids,
         bias=bias,
@@ -130,9 +134,9 @@ def test_edits_have_the_bits_of_the_host() -> None:
     rows = [
         whole,
         RowSampling(),
-        replace(whole, temperature=0.0, output_counts=None),
+        replace(whole, temperature=0.0, output_ids=None, output_counts=None),
         RowSampling(bias_ids=bias_ids, bias=bias),
-        RowSampling(temperature=1e300, allowed=allowed, repetition_penalty=1e300, prompt_seen=seen),
+        RowSampling(temperature=1e300, allowed=allowed, repetition_penalty=1e300, seen_ids=seen),
     ]
     logits = torch.randn(len(rows), vocab, generator=generator) * 5.0
     kept = logits.clone()

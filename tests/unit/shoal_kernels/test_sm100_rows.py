@@ -50,6 +50,24 @@ def test_the_engram_gate_compiles_for_sm100() -> None:
     _compile("engram", "_gate", signature, sizes)
 
 
+@pytest.mark.parametrize(("capability", "target"), [(90, "sm_90a"), (100, "sm_100a")])
+def test_edits_with_packed_masks_compile_for_hopper_and_sm100(capability: int, target: str) -> None:
+    signature = {
+        "logits": "*fp32",
+        "stride": "i32",
+        "out": "*fp32",
+        "numbers": "*fp32",
+        "places": "*i64",
+        "counts": "*i32",
+        "seen": "*i8",
+        "allowed": "*i32",
+        "vocab": "i32",
+        "BLOCK": "constexpr",
+    }
+    module = "shoal_kernels.ops.sampling.edit_triton"
+    assert f".target {target}" in compile_ptx(module, "_edit_rows", signature, {"BLOCK": 2048}, capability=capability)
+
+
 def _compile(op: str, kernel: str, signature: Mapping[str, str], constants: Mapping[str, object]) -> str:
     whole = {**signature, **dict.fromkeys(constants, "constexpr")}
     ptx = compile_ptx(f"shoal_kernels.ops.{op}.triton", kernel, whole, constants, capability=100, num_warps=4)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from shoal_model.sampler import RowSampling, SampleRow, accept_length, sample
+from shoal_model.sampler import REMOVED, RowSampling, SampleRow, accept_length, model_logprobs, sample
 from support.tiny_model import golden
 from torch import Tensor
 
@@ -85,8 +87,41 @@ def test_logprobs_are_those_of_the_processed_distribution() -> None:
         assert entry.logprob == pytest.approx(float(expected[sampled.token_ids[i]]), abs=1e-4)
         likeliest = torch.sort(expected, descending=True, stable=True)
         wanted = [(int(t), float(v)) for v, t in zip(*likeliest, strict=True) if v > -torch.inf][:3]
-        assert [token for token, _ in entry.top] == [token for token, _ in wanted]
-        assert [value for _, value in entry.top] == pytest.approx([value for _, value in wanted], abs=1e-4)
+        assert [value for _, value in entry.top[: len(wanted)]] == pytest.approx([v for _, v in wanted], abs=1e-4)
+        # What the filters removed follows, likeliest first.
+        ranked = torch.sort(recorded["sample.logits"][i], descending=True, stable=True).indices[:3].tolist()
+        assert [token for token, _ in entry.top] == ranked
+        assert all(value == REMOVED for _, value in entry.top[len(wanted) :])
+
+
+def test_masked_tokens_come_last_by_their_id() -> None:
+    z = torch.tensor([[3.0, 9.0, 2.0, 9.0, 1.0]])
+    allowed = torch.tensor([0b00101], dtype=torch.int32)
+    sampling = RowSampling(temperature=0.0, allowed=allowed)
+    sampled = sample(z, [SampleRow(sampling=sampling, seed=1, output_index=0, num_logprobs=9)])
+    (entry,) = sampled.logprobs
+    assert entry is not None
+    assert [token for token, _ in entry.top] == [0, 2, 1, 3, 4]
+    assert [value == REMOVED for _, value in entry.top] == [False, False, True, True, True]
+    assert entry.logprob == entry.top[0][1] == pytest.approx(-0.3133, abs=1e-4)
+
+
+def test_logprobs_do_not_change_the_token() -> None:
+    z = logits()
+    rows = [row(i, temperature=(0.0, 1.0)[i % 2], top_k=5) for i in range(8)]
+    asked = [replace(one, num_logprobs=4) for one in rows]
+    assert torch.equal(sample(z, rows).token_ids, sample(z.clone(), asked, in_place=True).token_ids)
+
+
+def test_the_model_s_distribution_is_reported_for_given_tokens() -> None:
+    z = logits(3)
+    found = model_logprobs(z, [5, 0, 63], 2)
+    want = z.log_softmax(1)
+    for i, token in enumerate((5, 0, 63)):
+        assert found[i].logprob == pytest.approx(float(want[i, token]), abs=1e-5)
+        best = want[i].topk(2)
+        assert [token for token, _ in found[i].top] == best.indices.tolist()
+        assert [value for _, value in found[i].top] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
 def test_rows_that_ask_for_no_logprobs_get_none() -> None:

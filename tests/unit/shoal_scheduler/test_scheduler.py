@@ -283,6 +283,26 @@ def test_a_lost_answer_goes_on_with_another_pair_when_its_own_is_gone() -> None:
     assert world.worker_of("r") == "b"
 
 
+def test_a_constrained_request_goes_where_constraints_are_compiled_and_goes_on_where_alike() -> None:
+    world = World()
+    world.up("none")
+    world.submit("r", spec(constraint_id=""))
+    assert world.worker_of("r") is None
+    world.up("a", constraint_id="c1")
+    assert world.worker_of("r") == "a"
+    world.up("b", constraint_id="c2")
+    world.down("a")
+    world.lost("r", LossCause.BROKEN, 7)
+    assert world.worker_of("r") is None
+    world.up("c", constraint_id="c1")
+    assert world.worker_of("r") == "c"
+    # Nothing was said yet: any engine will do.
+    world.submit("s", spec(constraint_id=""))
+    world.down(world.worker_of("s") or "")
+    world.lost("s", LossCause.BROKEN, 0)
+    assert world.worker_of("s") is not None
+
+
 def test_a_moved_request_goes_before_those_that_never_ran() -> None:
     world = World()
     world.up("a", capacity={"blocks": 1000, "slots": 1, "max_context": 8192})

@@ -17,10 +17,15 @@ __all__ = ["MarkovDraft", "lm_head_argmax", "markov_loop"]
 
 @dataclass(frozen=True, slots=True)
 class MarkovDraft:
-    """Draft tokens of n sequences and, for each, the logit of the chance that it stands if those before it do."""
+    """Draft tokens of n sequences and, for each, the logit of the chance that it stands if those before it do.
+
+    margins   by how much each token won over the next one; on an accelerator over the best of the other tiles of the
+              vocabulary, and NaN where only one tile, or no noise, was at hand
+    """
 
     token_ids: Tensor  # int64 [n, width]
     confidence_logits: Tensor  # [n, width] in the precision's wide dtype
+    margins: Tensor  # float32 [n, width]
 
 
 def lm_head_argmax(
@@ -108,7 +113,7 @@ def markov_loop(
     _check_head(confidence, precision)
     _check_sampling(count, inverse_temperature, seeds, positions, is_greedy)
     check_range("width", width, 1, size)
-    tokens, logits = resolve("markov_loop", hidden.device.type, precision, backend)(
+    tokens, logits, margins = resolve("markov_loop", hidden.device.type, precision, backend)(
         base_logits,
         hidden,
         previous,
@@ -122,7 +127,7 @@ def markov_loop(
         width,
         precision,
     )
-    return MarkovDraft(tokens, logits)
+    return MarkovDraft(tokens, logits, margins)
 
 
 def _check_head(head: LinearWeight, precision: Precision) -> None:

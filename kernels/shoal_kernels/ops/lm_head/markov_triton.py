@@ -115,8 +115,8 @@ def markov_loop(
     is_greedy: Tensor,
     width: int,
     precision: Precision,
-) -> tuple[Tensor, Tensor]:
-    """base_logits float32 [n, B, V] -> tokens int64 [n, width], confidence logits float32 [n, width]."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """base_logits float32 [n, B, V] -> tokens int64 [n, width], confidence logits and margins float32 [n, width]."""
     if is_cut(markov_head):
         return reference.markov_loop(
             base_logits,
@@ -138,12 +138,14 @@ def markov_loop(
     drafted = torch.empty(rows, width, dtype=torch.int64, device=hidden.device)
     chances = torch.empty(rows, width, dtype=torch.float32, device=hidden.device)
     if not rows:
-        return drafted, chances
+        return drafted, chances, torch.empty_like(chances)
     # Its time goes into reading the base logits, so more rows would gain nothing from a larger tile.
     block_r, block_v, block_k, warps, stages = tiles(1, vocab, rank)
     parts = triton.cdiv(vocab, block_v)
     fused = is_fused(hidden.device)
-    values = torch.empty(rows, parts if fused else vocab, dtype=torch.float32, device=hidden.device)
+    # The best value of every part and position stays: the two best parts give the margins.
+    kept = (width, rows, parts) if fused else (1, rows, vocab)
+    values = torch.empty(kept, dtype=torch.float32, device=hidden.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=hidden.device)
     base_logits = base_logits if base_logits.stride(2) == 1 else base_logits.contiguous()
     hidden = hidden if hidden.stride(2) == 1 else hidden.contiguous()
@@ -161,7 +163,7 @@ def markov_loop(
             seeds,
             positions,
             is_greedy,
-            values,
+            values[j if fused else 0],
             tokens,
             rows,
             vocab,
@@ -178,9 +180,9 @@ def markov_loop(
             **EXACT_OPTIONS,
         )
         if fused:
-            best_of_parts(values, tokens, drafted[:, j])
+            best_of_parts(values[j], tokens, drafted[:, j])
         else:
-            drafted[:, j] = coupled_argmax(values, seeds, positions + j, is_greedy)
+            drafted[:, j] = coupled_argmax(values[0], seeds, positions + j, is_greedy)
         before, stride = drafted[:, j], width
     _confidence[(rows, width)](
         hidden,
@@ -199,4 +201,7 @@ def markov_loop(
         num_warps=4,
         **EXACT_OPTIONS,
     )
-    return drafted, chances
+    if not fused or parts == 1:
+        return drafted, chances, torch.full_like(chances, torch.nan)
+    two = values.topk(2, dim=2).values
+    return drafted, chances, (two[..., 0] - two[..., 1]).T

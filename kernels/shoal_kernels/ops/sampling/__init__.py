@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,14 +20,23 @@ __all__ = [
     "RowSampling",
     "choice_seed",
     "coupled_argmax",
+    "coupled_margins",
+    "edit_logits",
+    "filter_logits",
     "gumbel",
     "inverse_temperatures",
     "logprobs",
+    "mask_words",
     "philox4x32",
     "process_logits",
 ]
 
 GREEDY_BELOW = 1e-5
+
+
+def mask_words(vocab: int) -> int:
+    """Words of a mask over so many ids."""
+    return -(-vocab // 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +49,13 @@ class RowSampling:
     min_p               in [0, 1]: tokens less likely than min_p times the likeliest go; 0 is off
     repetition_penalty  over prompt and output; presence and frequency penalties over the output. Outside of
                         [1e-30, 1e30] as the nearer end
-    bias_ids, bias      int64 [n], float32 [n]: added to the logits; ids are distinct
-    output_counts       int32 [V]: how often each id stands in the output (in a draft: with the drafts before this row)
-    prompt_seen         bool [V]: ids of the prompt, read by the repetition penalty only
-    allowed             bool [V]: ids that may be sampled; at least one
+    bias_ids, bias      int64 [n], float32 [n]: added to the logits
+    output_ids, output_counts    int64 [m], int32 [m]: the ids that stand in the output (in a draft: with the drafts
+                        before this row), and how often; read by the presence and frequency penalties
+    seen_ids            int64 [k]: the ids that stand in prompt or output, read by the repetition penalty
+    allowed             int32 [ceil(V / 32)]: ids that may be sampled, bit i of word w for id 32 * w + i; at least one.
+                        Bits of ids past V are not read
+                        All lists of ids are distinct and in host memory, and so is `allowed`
     """
 
     temperature: float = 1.0
@@ -54,8 +67,9 @@ class RowSampling:
     frequency_penalty: float = 0.0
     bias_ids: Tensor | None = None
     bias: Tensor | None = None
+    output_ids: Tensor | None = None
     output_counts: Tensor | None = None
-    prompt_seen: Tensor | None = None
+    seen_ids: Tensor | None = None
     allowed: Tensor | None = None
 
     @property
@@ -80,16 +94,27 @@ class RowSampling:
         return not self.is_edited and not self.is_filtered
 
 
-def process_logits(logits: Tensor, rows: Sequence[RowSampling], *, backend: str | None = None) -> Tensor:
-    """Logits of the distribution that is sampled: bias, penalties, mask, temperature, then top-p, top-k and min-p.
+def process_logits(
+    logits: Tensor, rows: Sequence[RowSampling], *, in_place: bool = False, backend: str | None = None
+) -> Tensor:
+    """Logits of the distribution that is sampled: `edit_logits`, then `filter_logits`.
 
-    top-p looks at the full softmax after temperature: a token stays while the mass before it (descending, ties to the
-    lower id) is at most top_p, in fixed point: round(p * 2^40) per token, so the order of summation does not matter.
-    Tokens are also required to be among the top_k and at least min_p times the likeliest.
+    returns  float32 [R, V], -inf where a token cannot be sampled; the input itself when no row changes anything
+    raises, exact   as these two, whose other arguments these are
+    """
+    z = edit_logits(logits, rows, in_place=in_place, backend=backend)
+    return filter_logits(z, rows, in_place=in_place or z is not logits, backend=backend)
+
+
+def edit_logits(
+    logits: Tensor, rows: Sequence[RowSampling], *, in_place: bool = False, backend: str | None = None
+) -> Tensor:
+    """Logits after bias, penalties, mask and temperature, in this order.
 
     logits   float32 [R, V], no NaN
     rows     one RowSampling per row
-    returns  float32 [R, V], -inf where a token cannot be sampled; the input itself when no row changes anything
+    in_place the input may be written over
+    returns  float32 [R, V], -inf where the mask forbids a token; the input itself when no row changes anything
     raises   ValueError for shape or dtype, or a parameter outside its range
     exact    all implementations agree bit for bit; rows are independent
     source   mesh specification section 6, dspark specification section 10.5
@@ -97,21 +122,45 @@ def process_logits(logits: Tensor, rows: Sequence[RowSampling], *, backend: str 
     check_rows("logits", logits, len(rows), None, dtype=torch.float32)
     for row in rows:
         _check_row(row, logits.shape[1])
-    changed = [row.is_edited or (not row.is_greedy and row.temperature != 1.0) for row in rows]
-    filtered = [index for index, row in enumerate(rows) if row.is_filtered]
-    if not any(changed) and not filtered:
+    if not any(row.is_edited or (not row.is_greedy and row.temperature != 1.0) for row in rows):
         return logits
-    device, precision = logits.device.type, _numerics(logits, backend)
-    z: Tensor = resolve("edit_logits", device, precision)(logits, rows, inverse_temperatures(rows))
+    kernel = resolve("edit_logits", logits.device.type, _numerics(logits, backend), backend)
+    result: Tensor = kernel(logits, rows, inverse_temperatures(rows), in_place)
+    return result
+
+
+def filter_logits(
+    z: Tensor, rows: Sequence[RowSampling], *, in_place: bool = False, backend: str | None = None
+) -> Tensor:
+    """Logits after temperature, without the tokens that top-p, top-k and min-p remove.
+
+    top-p looks at the full softmax after temperature: a token stays while the mass before it (descending, ties to the
+    lower id) is at most top_p, in fixed point: round(p * 2^40) per token, so the order of summation does not matter.
+    Tokens are also required to be among the top_k and at least min_p times the likeliest.
+
+    z        float32 [R, V], no NaN: what `edit_logits` returns for these rows
+    in_place the input may be written over
+    returns  float32 [R, V], -inf where a token is removed; the input itself when no row is filtered
+    raises   ValueError for shape or dtype
+    exact    all implementations agree bit for bit; rows are independent
+    source   mesh specification section 6, dspark specification section 10.5
+    """
+    check_rows("z", z, len(rows), None, dtype=torch.float32)
+    filtered = [index for index, row in enumerate(rows) if row.is_filtered]
     if not filtered:
         return z
     chosen = [rows[index] for index in filtered]
-    parameters = [row.top_p for row in chosen], [row.top_k for row in chosen], [row.min_p for row in chosen]
-    filter_logits = resolve("filter_logits", device, precision, backend)
+    kernel = partial(
+        resolve("filter_logits", z.device.type, _numerics(z, backend), backend),
+        top_p=[row.top_p for row in chosen],
+        top_k=[row.top_k for row in chosen],
+        min_p=[row.min_p for row in chosen],
+    )
     if len(filtered) == len(rows):
-        return filter_logits(z, *parameters)  # type: ignore[no-any-return]
+        return kernel(z)  # type: ignore[no-any-return]
     at = torch.tensor(filtered).to(z.device, non_blocking=True)
-    return z.index_copy_(0, at, filter_logits(z.index_select(0, at), *parameters))
+    kept = kernel(z.index_select(0, at))
+    return (z if in_place else z.clone()).index_copy_(0, at, kept)
 
 
 def inverse_temperatures(rows: Sequence[RowSampling]) -> Tensor:
@@ -146,6 +195,25 @@ def coupled_argmax(
     return result
 
 
+def coupled_margins(
+    z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tensor, tokens: Tensor, *, backend: str | None = None
+) -> Tensor:
+    """By how much the token of every row won: its z + Gumbel(seed, position), or z, minus the largest of the others.
+
+    z, seeds, positions, is_greedy  as in `coupled_argmax`; tokens int64 [R]: what it gave for them
+    returns  float32 [R], at least 0; infinite where no other token can be sampled
+    exact    all implementations agree; there is one on the host only
+    source   dspark specification, section 10.4
+    """
+    rows = z.shape[0]
+    check_rows("z", z, rows, None, dtype=torch.float32)
+    check_rows("tokens", tokens, rows, dtype=torch.int64)
+    result: Tensor = resolve("coupled_margins", z.device.type, _numerics(z, backend), backend)(
+        z, seeds, positions, is_greedy, tokens
+    )
+    return result
+
+
 def logprobs(z: Tensor, *, backend: str | None = None) -> Tensor:
     """Log-softmax of processed logits: float32 [R, V] -> float32 [R, V], -inf stays -inf.
 
@@ -174,10 +242,14 @@ def _check_row(row: RowSampling, vocab: int) -> None:
         check_rows("bias_ids", row.bias_ids, None, dtype=torch.int64)
         check_rows("bias", row.bias, row.bias_ids.shape[0], dtype=torch.float32)
         check_index("bias_ids", row.bias_ids, 0, vocab)
-    for name, tensor, dtype in (
-        ("output_counts", row.output_counts, torch.int32),
-        ("prompt_seen", row.prompt_seen, torch.bool),
-        ("allowed", row.allowed, torch.bool),
-    ):
-        if tensor is not None:
-            check_rows(name, tensor, vocab, dtype=dtype)
+    if (row.output_ids is None) != (row.output_counts is None):
+        raise ValueError("output_ids and output_counts come together")
+    if row.output_ids is not None and row.output_counts is not None:
+        check_rows("output_ids", row.output_ids, None, dtype=torch.int64)
+        check_rows("output_counts", row.output_counts, row.output_ids.shape[0], dtype=torch.int32)
+        check_index("output_ids", row.output_ids, 0, vocab)
+    if row.seen_ids is not None:
+        check_rows("seen_ids", row.seen_ids, None, dtype=torch.int64)
+        check_index("seen_ids", row.seen_ids, 0, vocab)
+    if row.allowed is not None:
+        check_rows("allowed", row.allowed, mask_words(vocab), dtype=torch.int32)

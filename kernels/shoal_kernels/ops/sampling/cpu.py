@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal_kernels.arith_nb import INF, ZERO, exp, power_of_two, tree_sum
+from shoal_kernels.arith_nb import INF, ZERO, exp, log, power_of_two, tree_sum
 from shoal_kernels.jit import bits_of, float_of, inline, kernel
 from shoal_kernels.ops.sampling import noise
+from shoal_kernels.ops.sampling.edit_cpu import edit_logits
+
+__all__ = ["coupled_argmax", "edit_logits", "filter_logits", "logprobs"]
 
 _MULTIPLIER_0, _MULTIPLIER_1 = np.int64(noise.MULTIPLIER_0), np.int64(noise.MULTIPLIER_1)
 _WEYL_0, _WEYL_1, _MASK = np.int64(noise.WEYL_0), np.int64(noise.WEYL_1), np.int64(noise.MASK_32)
@@ -100,6 +103,39 @@ def _coupled_argmax(z: Any, seeds: Any, positions: Any, is_greedy: Any, tokens: 
                     if value > best or (value == best and v < token):
                         best, token = value, v
         tokens[r] = token
+
+
+@kernel("void(f4[:, ::1], i8[::1], i8[::1], b1[::1], i8[::1], f4[::1])")
+def _coupled_margins(z: Any, seeds: Any, positions: Any, is_greedy: Any, tokens: Any, margins: Any) -> None:
+    vocab = z.shape[1]
+    h = np.empty(4, np.int64)
+    for r in range(z.shape[0]):
+        row, token = z[r], tokens[r]
+        # The largest logit but the winner's is near the runner-up: a bound to begin with.
+        near = 0 if token != 0 else vocab - 1
+        for v in range(vocab):
+            near = v if v != token and row[v] > row[near] else near
+        if is_greedy[r] or vocab == 1:
+            margins[r] = row[token] - row[near] if vocab > 1 else INF
+            continue
+        _random_block(token // 4, seeds[r], positions[r], h)
+        best = row[token] + _gumbel(h[token % 4])
+        _random_block(near // 4, seeds[r], positions[r], h)
+        second = row[near] + _gumbel(h[near % 4])
+        for block in range((vocab + 3) // 4):
+            start = block * 4
+            stop = min(start + 4, vocab)
+            hopeful = False
+            for v in range(start, stop):
+                hopeful = hopeful or (v != token and row[v] + _LARGEST_NOISE >= second)
+            if hopeful:
+                _random_block(block, seeds[r], positions[r], h)
+                for v in range(start, stop):
+                    if v == token or row[v] + _bound(h[v - start]) < second:
+                        continue
+                    value = row[v] + _gumbel(h[v - start])
+                    second = value if value > second else second
+        margins[r] = best - second
 
 
 @inline
@@ -194,3 +230,42 @@ def coupled_argmax(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tenso
         tokens.numpy(),
     )
     return tokens
+
+
+@kernel("void(f4[:, ::1], f4[:, ::1])")
+def _logprobs(z: Any, out: Any) -> None:
+    rows, vocab = z.shape
+    scratch = np.empty(power_of_two(vocab), np.float32)
+    for r in range(rows):
+        row, target = z[r], out[r]
+        largest = -INF
+        for v in range(vocab):
+            largest = row[v] if row[v] > largest else largest
+        for v in range(vocab):
+            shifted = row[v] - largest
+            target[v] = shifted
+            scratch[v] = exp(shifted)
+        total = log(tree_sum(scratch, vocab))
+        for v in range(vocab):
+            target[v] = target[v] - total
+
+
+def logprobs(z: Tensor) -> Tensor:
+    """z [R, V] -> log-softmax [R, V]."""
+    out = torch.empty(z.shape)
+    _logprobs(z.contiguous().numpy(), out.numpy())
+    return out
+
+
+def coupled_margins(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tensor, tokens: Tensor) -> Tensor:
+    """z [R, V], tokens int64 [R] -> float32 [R]."""
+    margins = torch.empty(z.shape[0], dtype=torch.float32)
+    _coupled_margins(
+        z.contiguous().numpy(),
+        seeds.contiguous().numpy(),
+        positions.contiguous().numpy(),
+        is_greedy.contiguous().numpy(),
+        tokens.contiguous().numpy(),
+        margins.numpy(),
+    )
+    return margins

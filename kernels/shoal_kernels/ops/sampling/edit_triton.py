@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal_kernels.ops.sampling.reference import LARGEST_FACTOR
+from shoal_kernels.ops.sampling.reference import repetition_factor
 from shoal_kernels.triton_lib import EXACT_OPTIONS
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ _BLOCK = 2048
 
 @triton.jit
 def _edited(x, row, ids, inside, numbers, places, counts, seen, allowed, vocab):
-    """x of token ids after penalties, mask and temperature; places: rows of counts, seen and allowed, or -1."""
+    """x of token ids after penalties, mask and temperature; places: rows of counts, seen and allowed, or -1.
+
+    `allowed` has (vocab + 31) // 32 words a row.
+    """
     penalty, frequency = tl.load(numbers + row * 4), tl.load(numbers + row * 4 + 1)
     presence, inverse = tl.load(numbers + row * 4 + 2), tl.load(numbers + row * 4 + 3)
     count_at, seen_at, allowed_at = (
@@ -34,10 +37,11 @@ def _edited(x, row, ids, inside, numbers, places, counts, seen, allowed, vocab):
     known = tl.load(seen + seen_at * vocab + ids, mask=inside & (seen_at >= 0), other=0) != 0
     penalised = tl.where(x > 0.0, tl.math.div_rn(x, tl.zeros_like(x) + penalty), x * penalty)
     # Where a penalty is off or a row has no counts, these steps give x itself.
-    x = tl.where(known | (count > 0), penalised, x)
+    x = tl.where(known, penalised, x)
     x = x - count.to(tl.float32) * frequency
     x = x - (count > 0).to(tl.float32) * presence
-    may = tl.load(allowed + allowed_at * vocab + ids, mask=inside & (allowed_at >= 0), other=1) != 0
+    word = tl.load(allowed + allowed_at * ((vocab + 31) // 32) + ids // 32, mask=inside & (allowed_at >= 0), other=-1)
+    may = ((word >> (ids % 32)) & 1) != 0
     return tl.where(may, x, float("-inf")) * inverse
 
 
@@ -62,8 +66,13 @@ def _edit_biased(
     tl.store(out + row * vocab + token, x, mask=inside)
 
 
-def edit_logits(logits: Tensor, rows: Sequence[RowSampling], inverse_temperature: Tensor) -> Tensor:
-    """logits [R, V] -> a new [R, V]. Parameters go to the device in one copy per kind, without waiting for it."""
+def edit_logits(
+    logits: Tensor, rows: Sequence[RowSampling], inverse_temperature: Tensor, in_place: bool = False
+) -> Tensor:
+    """logits [R, V] -> a new [R, V]. Parameters go to the device in one copy per kind, without waiting for it.
+
+    The input stays: biased tokens are computed once more from it.
+    """
     count, vocab = logits.shape
     device = logits.device
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -72,24 +81,28 @@ def edit_logits(logits: Tensor, rows: Sequence[RowSampling], inverse_temperature
     places = torch.full((count, 3), -1, dtype=torch.int64)
     edited = [index for index, row in enumerate(rows) if row.is_edited]
     penalties, kept_at = [], []
-    tables: list[list[Tensor]] = [[], [], []]
+    counted: list[tuple[Tensor, Tensor]] = []
+    known: list[tuple[Tensor, None]] = []
+    masks: list[Tensor] = []
     for index in edited:
         row = rows[index]
-        factor = min(max(row.repetition_penalty, 1.0 / LARGEST_FACTOR), LARGEST_FACTOR)
-        penalties.append((factor, row.frequency_penalty, row.presence_penalty))
-        found = (row.output_counts, row.prompt_seen, row.allowed)
-        kept_at.append([len(kept) if table is not None else -1 for kept, table in zip(tables, found, strict=True)])
-        for kept, table in zip(tables, found, strict=True):
-            if table is not None:
-                kept.append(table)
+        penalties.append((repetition_factor(row.repetition_penalty), row.frequency_penalty, row.presence_penalty))
+        kept_at.append([-1, -1, -1])
+        if row.output_ids is not None and (row.frequency_penalty != 0.0 or row.presence_penalty != 0.0):
+            kept_at[-1][0] = len(counted)
+            counted.append((row.output_ids, row.output_counts))
+        if row.seen_ids is not None and row.repetition_penalty != 1.0:
+            kept_at[-1][1] = len(known)
+            known.append((row.seen_ids, None))
+        if row.allowed is not None:
+            kept_at[-1][2] = len(masks)
+            masks.append(row.allowed)
     if edited:
         numbers[edited, :3] = torch.tensor(penalties, dtype=torch.float32)
         places[edited] = torch.tensor(kept_at)
-    counts, seen, allowed = (
-        torch.stack([table.to(dtype) for table in kept]).to(device, non_blocking=True)
-        if kept
-        else torch.empty(0, dtype=dtype, device=device)
-        for kept, dtype in zip(tables, (torch.int32, torch.bool, torch.bool), strict=True)
+    counts, seen = _table(counted, vocab, torch.int32, device), _table(known, vocab, torch.int8, device)
+    allowed = (
+        torch.stack(masks).to(device, non_blocking=True) if masks else torch.empty(0, dtype=torch.int32, device=device)
     )
     out = torch.empty(count, vocab, device=device)
     common = (
@@ -97,7 +110,7 @@ def edit_logits(logits: Tensor, rows: Sequence[RowSampling], inverse_temperature
         places.to(device, non_blocking=True),
         counts,
         seen,
-        allowed,
+        allowed.to(device, non_blocking=True),
         vocab,
     )
     if not count:
@@ -115,3 +128,16 @@ def edit_logits(logits: Tensor, rows: Sequence[RowSampling], inverse_temperature
             logits, logits.stride(0), out, at, ids, bias, at.numel(), *common, BLOCK=128, **EXACT_OPTIONS
         )
     return out
+
+
+def _table(
+    kept: Sequence[tuple[Tensor, Tensor | None]], vocab: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """[len(kept), V]: zero but at the ids of each row, where its values stand, or 1."""
+    table = torch.zeros(len(kept), vocab, dtype=dtype, device=device)
+    if kept:
+        at = torch.cat([ids + place * vocab for place, (ids, _) in enumerate(kept)])
+        values = [ids.new_ones(ids.shape) if values is None else values for ids, values in kept]
+        values = torch.cat([one.to(dtype) for one in values]).to(device, non_blocking=True)
+        table.view(-1).index_copy_(0, at.to(device, non_blocking=True), values)
+    return table

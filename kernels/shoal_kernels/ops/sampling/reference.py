@@ -20,9 +20,22 @@ LARGEST_FACTOR = 1e30
 that no product with a logit, or with the -inf of a masked one, is NaN."""
 
 
-def edit_logits(logits: Tensor, rows: Sequence[RowSampling], inverse_temperature: Tensor) -> Tensor:
-    """logits [R, V] -> a new [R, V] after bias, penalties, mask and temperature."""
-    z = logits.clone()
+def repetition_factor(penalty: float) -> float:
+    """What the repetition penalty counts as."""
+    return min(max(penalty, 1.0 / LARGEST_FACTOR), LARGEST_FACTOR)
+
+
+def unpacked(words: Tensor, vocab: int) -> Tensor:
+    """A packed mask as bool [V]."""
+    bits = (words[:, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+    return bits.flatten()[:vocab].to(torch.bool)
+
+
+def edit_logits(
+    logits: Tensor, rows: Sequence[RowSampling], inverse_temperature: Tensor, in_place: bool = False
+) -> Tensor:
+    """logits [R, V] -> [R, V] after bias, penalties, mask and temperature."""
+    z = logits if in_place else logits.clone()
     for index, row in enumerate(rows):
         if row.is_edited:
             _edit_row(z[index], row)
@@ -61,6 +74,14 @@ def coupled_argmax(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tenso
     return torch.where(noisy == best, ids, z.shape[1]).amin(1)
 
 
+def coupled_margins(z: Tensor, seeds: Tensor, positions: Tensor, is_greedy: Tensor, tokens: Tensor) -> Tensor:
+    """z [R, V], tokens int64 [R] -> float32 [R]."""
+    noisy = torch.where(is_greedy[:, None], z, z + gumbel(seeds, positions, z.shape[1]))
+    best = noisy.gather(1, tokens[:, None])[:, 0]
+    others = noisy.scatter(1, tokens[:, None], -torch.inf)
+    return best - others.amax(1)
+
+
 def logprobs(z: Tensor) -> Tensor:
     """z [R, V] -> log-softmax [R, V]."""
     shifted = z - z.amax(-1, keepdim=True)
@@ -71,20 +92,15 @@ def _edit_row(z: Tensor, row: RowSampling) -> None:
     """Apply bias, penalties and mask to one row in place."""
     if row.bias_ids is not None and row.bias is not None:
         z[row.bias_ids] += row.bias
-    counts = row.output_counts
-    if row.repetition_penalty != 1.0 and (counts is not None or row.prompt_seen is not None):
-        seen = torch.zeros_like(z, dtype=torch.bool)
-        if counts is not None:
-            seen |= counts > 0
-        if row.prompt_seen is not None:
-            seen |= row.prompt_seen
-        factor = min(max(row.repetition_penalty, 1.0 / LARGEST_FACTOR), LARGEST_FACTOR)
+    if row.repetition_penalty != 1.0 and row.seen_ids is not None:
+        factor = repetition_factor(row.repetition_penalty)
         penalty = torch.tensor(factor, dtype=torch.float32, device=z.device)
-        z.copy_(torch.where(seen, torch.where(z > 0.0, z / penalty, z * penalty), z))
-    if counts is not None:
+        seen = z[row.seen_ids]
+        z[row.seen_ids] = torch.where(seen > 0.0, seen / penalty, seen * penalty)
+    if row.output_ids is not None and row.output_counts is not None:
         if row.frequency_penalty != 0.0:
-            z -= counts.to(torch.float32) * row.frequency_penalty
+            z[row.output_ids] -= row.output_counts.to(torch.float32) * row.frequency_penalty
         if row.presence_penalty != 0.0:
-            z -= (counts > 0).to(torch.float32) * row.presence_penalty
+            z[row.output_ids] -= row.presence_penalty
     if row.allowed is not None:
-        z.masked_fill_(~row.allowed, -torch.inf)
+        z.masked_fill_(~unpacked(row.allowed, z.shape[0]), -torch.inf)

@@ -14,14 +14,18 @@ from shoal_gateway.encode import Encoder, PreparedChat
 from shoal_gateway.http.chat_chunks import DONE, KEEP_ALIVE, ChunkWriter, WholeAnswer, error_event, usage_object
 from shoal_gateway.http.errors import error_body
 from shoal_gateway.http.exchange import Exchange
+from shoal_gateway.http.positions import position_objects
 from shoal_gateway.metrics import GatewayMetrics
+from shoal_gateway.output_reader import ChoiceOutput
 from shoal_gateway.sampling import applied
 
 logger = logging.getLogger(__name__)
 
 
 class ChatCompletions:
-    """The endpoint. `keep_alive_s` is wall clock between two signs of life on a stream, counted from acceptance."""
+    """The endpoint. `keep_alive_s` is wall clock between two signs of life on a stream, counted from acceptance;
+    `admission_s` is how long a stream's status waits for a worker's word on the request.
+    """
 
     def __init__(
         self,
@@ -30,10 +34,11 @@ class ChatCompletions:
         *,
         metrics: GatewayMetrics,
         keep_alive_s: float,
+        admission_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._encoder, self._answers, self._metrics = encoder, answers, metrics
-        self._keep_alive_s, self._clock = keep_alive_s, clock
+        self._keep_alive_s, self._admission_s, self._clock = keep_alive_s, admission_s, clock
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
@@ -51,6 +56,7 @@ class ChatCompletions:
 
     async def _whole(self, exchange: Exchange, answer: Answer, shape: _Shape, began_s: float) -> None:
         whole = WholeAnswer(answer.prepared.choice_count)
+        reported: dict[str, Any] = {}
         is_first = True
         while not answer.is_finished:
             for output in await answer.read(self._keep_alive_s):
@@ -58,6 +64,7 @@ class ChatCompletions:
                     self._metrics.ttft.observe(time.perf_counter() - began_s)
                     is_first = False
                 whole.add(output.choice_index, output.chunks)
+                reported |= self._prompt_report(output)
         await exchange.respond(
             200,
             whole.body(
@@ -65,7 +72,7 @@ class ChatCompletions:
                 model=shape.model,
                 created_s=shape.created_s,
                 usage=shape.usage(answer),
-                extension=shape.extension,
+                extension={**shape.extension, **reported},
             ),
             [(b"content-type", b"application/json"), (b"x-request-id", answer.request_id.encode())],
         )
@@ -79,13 +86,15 @@ class ChatCompletions:
         written_s = began_s
         try:
             while not answer.is_finished:
-                silence_s = time.perf_counter() - written_s
-                outputs = await answer.read(max(0.0, self._keep_alive_s - silence_s))
+                outputs = await answer.read(self._patience_s(answer, began_s, written_s))
                 # Judged once: what is written below must have been begun here.
-                is_silent = time.perf_counter() - written_s >= self._keep_alive_s
+                is_silent = self._patience_s(answer, began_s, written_s) <= 0.0
                 if not exchange.has_begun and (outputs or is_silent):
                     # Not before there is something to say: an error until then has a status of its own.
                     await exchange.begin_events([(b"x-request-id", answer.request_id.encode())])
+                for output in outputs:
+                    if report := self._prompt_report(output):
+                        writer.extend(report)
                 events = b"".join(writer.chunks(output.choice_index, output.chunks) for output in outputs)
                 if outputs and is_first:
                     self._metrics.ttft.observe(time.perf_counter() - began_s)
@@ -112,6 +121,20 @@ class ChatCompletions:
                 raise
             logger.error("unexpected error in a stream", extra={"request_id": answer.request_id}, exc_info=error)
             await exchange.write(error_event(error_body(Internal("unexpected error"))), is_last=True)
+
+    def _prompt_report(self, output: ChoiceOutput) -> dict[str, Any]:
+        """What the extension says of the prompt's tokens, once."""
+        if not output.prompt_logprobs:
+            return {}
+        return {"prompt_logprobs": position_objects(output.prompt_logprobs, self._encoder.tokenizer)}
+
+    def _patience_s(self, answer: Answer, began_s: float, written_s: float) -> float:
+        """How long nothing may be written from now on. A status is final: until a worker has judged, it waits."""
+        now_s = time.perf_counter()
+        left_s = self._keep_alive_s - (now_s - written_s)
+        if not answer.is_admitted:
+            left_s = max(left_s, self._admission_s - (now_s - began_s))
+        return max(0.0, left_s)
 
 
 class _Shape:

@@ -16,7 +16,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def usage_object(usage: sampling_pb2.Usage, *, is_thinking: bool) -> dict[str, Any]:
-    """Usage as the hosted API reports it: cache hits and misses add up to the prompt."""
+    """Usage as the hosted API reports it: cache hits and misses add up to the prompt. Ours is what drafts did."""
     hits = usage.cached_prompt_tokens
     counts: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
@@ -26,6 +26,12 @@ def usage_object(usage: sampling_pb2.Usage, *, is_thinking: bool) -> dict[str, A
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens if is_thinking else 0},
         "prompt_cache_hit_tokens": hits,
         "prompt_cache_miss_tokens": usage.prompt_tokens - hits,
+        "shoal": {
+            "decode_steps": usage.decode_step_count,
+            "drafted_by_position": list(usage.drafted_by_position),
+            "verified_by_position": list(usage.verified_by_position),
+            "accepted_by_position": list(usage.accepted_by_position),
+        },
     }
     return counts
 
@@ -40,8 +46,8 @@ class ChunkWriter:
         head: dict[str, Any] = {"id": answer_id, "object": "chat.completion.chunk", "created": created_s}
         head |= {"model": model, "system_fingerprint": None}
         self._head = "data: " + orjson.dumps(head).decode()[:-1] + ',"choices":['
-        self._extension = ',"shoal":' + orjson.dumps(extension).decode()
-        self._is_first = True
+        self._values = extension
+        self._extension = self._once = ',"shoal":' + orjson.dumps(extension).decode()
         self._at = 0
 
     def chunks(self, choice_index: int, chunks: Sequence[ChatCompletionChunk]) -> bytes:
@@ -53,10 +59,13 @@ class ChunkWriter:
                 # The same in every chunk: the recipe got an empty id and name, and its times have ten digits.
                 self._at = raw.index(_CHOICE) + len(_CHOICE)
             middle = raw[self._at : raw.rindex(_USAGE)]
-            extension = self._extension if self._is_first else ""
-            self._is_first = False
+            extension, self._once = self._once, ""
             events.append(f'{self._head}{{"index":{choice_index},{middle}}}],"usage":null{extension}}}\n\n')
         return "".join(events).encode()
+
+    def extend(self, values: Mapping[str, Any]) -> None:
+        """The next event carries the extension with these values too."""
+        self._once = ',"shoal":' + orjson.dumps({**self._values, **values}).decode()
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
         """The event after the last choice, for those who asked for it."""

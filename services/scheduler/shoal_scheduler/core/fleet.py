@@ -133,9 +133,13 @@ class Fleet:
         return sum(counts.get(instance_id, 0) for counts in self._in_flight.values())
 
 
+def _compiles(announced: str, wanted: str) -> bool:
+    return announced == wanted if wanted else bool(announced)
+
+
 def _fits(presence: Presence, spec: RequestSpec) -> bool:
     return (
         (not spec.model or presence.model == spec.model)
         and (spec.numerics_id is None or presence.numerics_id == spec.numerics_id)
-        and (spec.constraint_id is None or presence.constraint_id == spec.constraint_id)
+        and (spec.constraint_id is None or _compiles(presence.constraint_id, spec.constraint_id))
     )

@@ -49,6 +49,7 @@ class Placement:
     prefill: tuple[Target, ...]
     kv_id: str
     numerics_id: str
+    constraint_id: str
     expected_hit_tokens: int
 
 

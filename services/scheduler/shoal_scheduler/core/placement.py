@@ -33,6 +33,7 @@ class Chosen:
             prefill=tuple(map(_target, self.prefill)),
             kv_id=self.decode.presence.kv_id,
             numerics_id=self.decode.presence.numerics_id,
+            constraint_id=self.decode.presence.constraint_id,
             expected_hit_tokens=self.hit_tokens,
         )
 

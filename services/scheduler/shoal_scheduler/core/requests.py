@@ -39,7 +39,7 @@ class RequestSpec:
     model           name asked for; empty: any
     chains          per numerics_id the shortened hashes of the prompt's full blocks, from position 0
     numerics_id     only this pair will do; None: any
-    constraint_id   only these constraint engines will do; None: any
+    constraint_id   only these constraint engines will do; empty: any that a worker announces; None: it needs none
     traceparent     the trace that it belongs to
     """
 

@@ -146,6 +146,9 @@ class Scheduler:
         lease.closed_attempt, lease.output_counts = attempt, tuple(output_counts)
         if lease.placement is not None and any(output_counts):
             lease.began_with = lease.placement.numerics_id
+            if lease.spec.constraint_id is not None:
+                # What is half said goes on under the same engines or not at all.
+                lease.spec = dataclasses.replace(lease.spec, constraint_id=lease.placement.constraint_id)
         note_loss(lease, self.fleet.get(lease.worker_id), cause, self._limits, now_s)
         self._place_again(lease, lease.loss_count > self._limits.max_losses, DenialReason.TOO_MANY_ATTEMPTS, now_s)
 

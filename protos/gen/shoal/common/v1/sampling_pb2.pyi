@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from shoal.common.v1 import tokens_pb2 as _tokens_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Determinism:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeterminismEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Determinism.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DETERMINISM_UNSPECIFIED: _Determinism.ValueType  # 0
+    """As DETERMINISM_BEST_EFFORT."""
+    DETERMINISM_EXACT: _Determinism.ValueType  # 1
+    """Refused where it cannot be kept; an answer that would have to go on with other numerics fails instead."""
+    DETERMINISM_BEST_EFFORT: _Determinism.ValueType  # 2
+    """Kept wherever the mesh can; AnswerTail.exact tells."""
+
+class Determinism(_Determinism, metaclass=_DeterminismEnumTypeWrapper):
+    """Whether an answer must be repeatable bit for bit."""
+
+DETERMINISM_UNSPECIFIED: Determinism.ValueType  # 0
+"""As DETERMINISM_BEST_EFFORT."""
+DETERMINISM_EXACT: Determinism.ValueType  # 1
+"""Refused where it cannot be kept; an answer that would have to go on with other numerics fails instead."""
+DETERMINISM_BEST_EFFORT: Determinism.ValueType  # 2
+"""Kept wherever the mesh can; AnswerTail.exact tells."""
+Global___Determinism: _TypeAlias = Determinism  # noqa: Y015
 
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -95,6 +120,9 @@ class SamplingParams(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    FORCED_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 or more; below 1e-5 the most probable token is taken. Absent: 1."""
     top_k: _builtins.int
@@ -119,6 +147,11 @@ class SamplingParams(_message.Message):
     """Divides positive and multiplies negative logits of tokens in prompt or output; above 0. Absent: 1."""
     top_logprobs: _builtins.int
     """Report the emitted token's log-probability and this many of the best ones, 0 to 20. Absent: none are reported."""
+    prompt_logprobs: _builtins.int
+    """Report for every prompt token after the first its log-probability under the model, and this many of the best ones, 0
+    to 20. Needs a worker whose replay covers the whole prompt (INVALID_ARGUMENT, PROMPT_LOGPROBS_NEED_FULL_REPLAY
+    otherwise). Absent: none are reported.
+    """
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end the choice; the one that did is the last token of the output."""
@@ -126,6 +159,18 @@ class SamplingParams(_message.Message):
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logit of the token id that is the key; each in [-100, 100]."""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[_tokens_pb2.TokenIds]:
+        """Sequences that the output never contains, at most 128 of 1 to 32 ids: where the output ends with all ids of one but
+        the last, the last is masked. A request that may say no token at all fails (INVALID_ARGUMENT, NOTHING_ALLOWED).
+        """
+
+    @_builtins.property
+    def forced_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The output begins with these tokens, at most 8,192: output index i is forced_ids[i] whatever the logits say. A stop
+        token among them ends the choice.
+        """
 
     def __init__(
         self,
@@ -144,10 +189,13 @@ class SamplingParams(_message.Message):
         frequency_penalty: _builtins.float | None = ...,
         repetition_penalty: _builtins.float | None = ...,
         top_logprobs: _builtins.int | None = ...,
+        bad_words: _abc.Iterable[_tokens_pb2.TokenIds] | None = ...,
+        forced_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "bad_words", b"bad_words", "forced_ids", b"forced_ids", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -161,6 +209,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
     _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -186,6 +236,8 @@ class SamplingParams(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
@@ -201,6 +253,49 @@ class SamplingParams(_message.Message):
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
+class Constraint(_message.Message):
+    """What the text of an answer must be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    EBNF_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """JSON that fits this JSON Schema (the schema as JSON text)."""
+    json_object: _builtins.bool
+    """Any JSON object; must be true."""
+    regex: _builtins.str
+    """Text that the regular expression matches as a whole (Rust's syntax, without look-around and word boundaries)."""
+    ebnf: _builtins.str
+    """Text that the grammar derives, in EBNF as of llama.cpp (rule ::= ...), start rule `root`."""
+    structural_tag: _builtins.str
+    """A structural tag as JSON text; V4.1's tool calls:
+    {"type": "tool_calls", "choice": "auto"|"required", "parallel": true, "tools": [{"name": N, "parameters": S}],
+    "content": S}. See docs/constraints.md.
+    """
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
+        regex: _builtins.str = ...,
+        ebnf: _builtins.str = ...,
+        structural_tag: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ebnf", b"ebnf", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ebnf", b"ebnf", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
+
+@_typing.final
 class Usage(_message.Message):
     """What one request used, over all its choices."""
 
@@ -213,6 +308,9 @@ class Usage(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     DECODE_STEP_COUNT_FIELD_NUMBER: _builtins.int
+    DRAFTED_BY_POSITION_FIELD_NUMBER: _builtins.int
+    VERIFIED_BY_POSITION_FIELD_NUMBER: _builtins.int
+    ACCEPTED_BY_POSITION_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt, counted once."""
     completion_tokens: _builtins.int
@@ -227,6 +325,18 @@ class Usage(_message.Message):
     """Draft tokens the target model accepted; at most draft_tokens."""
     decode_step_count: _builtins.int
     """Decode steps in which the request took part. Mean accept length = accepted_draft_tokens / decode_step_count."""
+    @_builtins.property
+    def drafted_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same by draft position, first position first: drafts made, drafts sent to verification, drafts accepted."""
+
+    @_builtins.property
+    def verified_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """See drafted_by_position."""
+
+    @_builtins.property
+    def accepted_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """See drafted_by_position."""
+
     def __init__(
         self,
         *,
@@ -237,10 +347,13 @@ class Usage(_message.Message):
         draft_tokens: _builtins.int = ...,
         accepted_draft_tokens: _builtins.int = ...,
         decode_step_count: _builtins.int = ...,
+        drafted_by_position: _abc.Iterable[_builtins.int] | None = ...,
+        verified_by_position: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_by_position: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "decode_step_count", b"decode_step_count", "draft_tokens", b"draft_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "decode_step_count", b"decode_step_count", "draft_tokens", b"draft_tokens", "drafted_by_position", b"drafted_by_position", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "verified_by_position", b"verified_by_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,8 +53,8 @@ class TokenLogprob(_message.Message):
     token_id: _builtins.int
     """The token."""
     logprob: _builtins.float
-    """Natural logarithm of its probability in the full processed distribution (after bias, penalties, mask and
-    temperature; before top-k, top-p and min-p). At most 0; negative infinity where the mask forbids the token.
+    """Natural logarithm of its probability in the processed distribution: after bias, penalties, mask, temperature and the
+    filters. At most 0; -9999.0 for a token that mask or filters removed.
     """
     def __init__(
         self,

@@ -26,7 +26,7 @@ from shoal.common.v1 import sampling_pb2 as shoal_dot_common_dot_v1_dot_sampling
 from shoal.common.v1 import tokens_pb2 as shoal_dot_common_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$shoal/decode/v1/decode_service.proto\x12\x0fshoal.decode.v1\x1a\x1eshoal/common/v1/sampling.proto\x1a\x1cshoal/common/v1/tokens.proto\"\x9b\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\ngateway_id\x18\x03 \x01(\t\x12\x14\n\x0cplacement_id\x18\x04 \x01(\t\x12\x18\n\x0bnumerics_id\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ncache_root\x18\x06 \x01(\x0cH\x01\x88\x01\x01\x12\x12\n\ntenant_tag\x18\x07 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x08 \x03(\r\x12/\n\x06params\x18\t \x01(\x0b\x32\x1f.shoal.common.v1.SamplingParams\x12-\n\x07\x63hoices\x18\n \x03(\x0b\x32\x1c.shoal.decode.v1.ChoiceState\x12\x37\n\x0fprefill_targets\x18\x0b \x03(\x0b\x32\x1e.shoal.decode.v1.PrefillTarget\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x14\n\x0c\x63\x61\x63he_points\x18\r \x03(\rB\x0e\n\x0c_numerics_idB\r\n\x0b_cache_root\"6\n\x0b\x43hoiceState\x12\x12\n\noutput_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_finished\x18\x02 \x01(\x08\"5\n\rPrefillTarget\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xa0\x01\n\x10GenerateResponse\x12-\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x19.shoal.decode.v1.AdmittedH\x00\x12+\n\x07\x65ntries\x18\x02 \x01(\x0b\x32\x18.shoal.decode.v1.EntriesH\x00\x12\'\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x16.shoal.decode.v1.EndedH\x00\x42\x07\n\x05\x65vent\"-\n\x08\x41\x64mitted\x12\x13\n\x0bnumerics_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"2\n\x07\x45ntries\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.shoal.decode.v1.Entry\"\xb4\x02\n\x05\x45ntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\x14\n\x0coutput_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x33\n\x08logprobs\x18\x06 \x03(\x0b\x32!.shoal.common.v1.PositionLogprobs\x12\x16\n\x0everified_count\x18\x07 \x01(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x08 \x01(\r\x12\x34\n\rfinish_reason\x18\t \x01(\x0e\x32\x1d.shoal.common.v1.FinishReason\x12\x1a\n\rcached_tokens\x18\n \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_cached_tokens\"[\n\x05\x45nded\x12+\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1a.shoal.decode.v1.ChoiceEnd\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.shoal.common.v1.Usage\"V\n\tChoiceEnd\x12\x34\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1d.shoal.common.v1.FinishReason\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\"\xc3\x01\n\rFramesRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.shoal.decode.v1.HelloH\x00\x12%\n\x04\x61\x63ks\x18\x02 \x01(\x0b\x32\x15.shoal.decode.v1.AcksH\x00\x12)\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x17.shoal.decode.v1.FinishH\x00\x12,\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x1c.shoal.decode.v1.GatewayBeatH\x00\x42\t\n\x07message\"M\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x30\n\x0cnext_indices\x18\x02 \x03(\x0b\x32\x1a.shoal.decode.v1.NextIndex\"Z\n\tNextIndex\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\x12\n\nnext_index\x18\x04 \x01(\r\"8\n\x04\x41\x63ks\x12\x30\n\x0cnext_indices\x18\x01 \x03(\x0b\x32\x1a.shoal.decode.v1.NextIndex\"V\n\x06\x46inish\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\x11\n\tend_index\x18\x04 \x01(\r\"\r\n\x0bGatewayBeat\"q\n\x0e\x46ramesResponse\x12\'\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x16.shoal.decode.v1.FrameH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.shoal.decode.v1.WorkerBeatH\x00\x42\t\n\x07message\">\n\x05\x46rame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\'\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x16.shoal.decode.v1.Entry\"2\n\nWorkerBeat\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x16\n\x0erunnable_count\x18\x02 \x01(\r\"8\n\rFinishRequest\x12\'\n\x06\x66inish\x18\x01 \x01(\x0b\x32\x17.shoal.decode.v1.Finish\"\x10\n\x0e\x46inishResponse2\xfc\x01\n\rDecodeService\x12Q\n\x08Generate\x12 .shoal.decode.v1.GenerateRequest\x1a!.shoal.decode.v1.GenerateResponse0\x01\x12M\n\x06\x46rames\x12\x1e.shoal.decode.v1.FramesRequest\x1a\x1f.shoal.decode.v1.FramesResponse(\x01\x30\x01\x12I\n\x06\x46inish\x12\x1e.shoal.decode.v1.FinishRequest\x1a\x1f.shoal.decode.v1.FinishResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$shoal/decode/v1/decode_service.proto\x12\x0fshoal.decode.v1\x1a\x1eshoal/common/v1/sampling.proto\x1a\x1cshoal/common/v1/tokens.proto\"\x99\x04\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\ngateway_id\x18\x03 \x01(\t\x12\x14\n\x0cplacement_id\x18\x04 \x01(\t\x12\x18\n\x0bnumerics_id\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ncache_root\x18\x06 \x01(\x0cH\x01\x88\x01\x01\x12\x12\n\ntenant_tag\x18\x07 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x08 \x03(\r\x12/\n\x06params\x18\t \x01(\x0b\x32\x1f.shoal.common.v1.SamplingParams\x12-\n\x07\x63hoices\x18\n \x03(\x0b\x32\x1c.shoal.decode.v1.ChoiceState\x12\x37\n\x0fprefill_targets\x18\x0b \x03(\x0b\x32\x1e.shoal.decode.v1.PrefillTarget\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x14\n\x0c\x63\x61\x63he_points\x18\r \x03(\r\x12:\n\nconstraint\x18\x0e \x01(\x0b\x32!.shoal.decode.v1.OutputConstraintH\x02\x88\x01\x01\x12\x31\n\x0b\x64\x65terminism\x18\x0f \x01(\x0e\x32\x1c.shoal.common.v1.DeterminismB\x0e\n\x0c_numerics_idB\r\n\x0b_cache_rootB\r\n\x0b_constraint\"l\n\x10OutputConstraint\x12/\n\nconstraint\x18\x01 \x01(\x0b\x32\x1b.shoal.common.v1.Constraint\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x17\n\x0fstart_after_ids\x18\x03 \x03(\r\"6\n\x0b\x43hoiceState\x12\x12\n\noutput_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_finished\x18\x02 \x01(\x08\"5\n\rPrefillTarget\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xa0\x01\n\x10GenerateResponse\x12-\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x19.shoal.decode.v1.AdmittedH\x00\x12+\n\x07\x65ntries\x18\x02 \x01(\x0b\x32\x18.shoal.decode.v1.EntriesH\x00\x12\'\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x16.shoal.decode.v1.EndedH\x00\x42\x07\n\x05\x65vent\"D\n\x08\x41\x64mitted\x12\x13\n\x0bnumerics_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x15\n\rconstraint_id\x18\x03 \x01(\t\"2\n\x07\x45ntries\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.shoal.decode.v1.Entry\"\x87\x03\n\x05\x45ntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\x14\n\x0coutput_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x33\n\x08logprobs\x18\x06 \x03(\x0b\x32!.shoal.common.v1.PositionLogprobs\x12\x16\n\x0everified_count\x18\x07 \x01(\r\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x08 \x01(\r\x12\x34\n\rfinish_reason\x18\t \x01(\x0e\x32\x1d.shoal.common.v1.FinishReason\x12\x1a\n\rcached_tokens\x18\n \x01(\rH\x00\x88\x01\x01\x12\x15\n\rdrafted_count\x18\x0b \x01(\r\x12:\n\x0fprompt_logprobs\x18\x0c \x03(\x0b\x32!.shoal.common.v1.PositionLogprobsB\x10\n\x0e_cached_tokens\"[\n\x05\x45nded\x12+\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1a.shoal.decode.v1.ChoiceEnd\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.shoal.common.v1.Usage\"V\n\tChoiceEnd\x12\x34\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1d.shoal.common.v1.FinishReason\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\"\xc3\x01\n\rFramesRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.shoal.decode.v1.HelloH\x00\x12%\n\x04\x61\x63ks\x18\x02 \x01(\x0b\x32\x15.shoal.decode.v1.AcksH\x00\x12)\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x17.shoal.decode.v1.FinishH\x00\x12,\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x1c.shoal.decode.v1.GatewayBeatH\x00\x42\t\n\x07message\"M\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x30\n\x0cnext_indices\x18\x02 \x03(\x0b\x32\x1a.shoal.decode.v1.NextIndex\"Z\n\tNextIndex\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\x12\n\nnext_index\x18\x04 \x01(\r\"8\n\x04\x41\x63ks\x12\x30\n\x0cnext_indices\x18\x01 \x03(\x0b\x32\x1a.shoal.decode.v1.NextIndex\"V\n\x06\x46inish\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x03 \x01(\r\x12\x11\n\tend_index\x18\x04 \x01(\r\"\r\n\x0bGatewayBeat\"q\n\x0e\x46ramesResponse\x12\'\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x16.shoal.decode.v1.FrameH\x00\x12+\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x1b.shoal.decode.v1.WorkerBeatH\x00\x42\t\n\x07message\">\n\x05\x46rame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\'\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x16.shoal.decode.v1.Entry\"2\n\nWorkerBeat\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x16\n\x0erunnable_count\x18\x02 \x01(\r\"8\n\rFinishRequest\x12\'\n\x06\x66inish\x18\x01 \x01(\x0b\x32\x17.shoal.decode.v1.Finish\"\x10\n\x0e\x46inishResponse2\xfc\x01\n\rDecodeService\x12Q\n\x08Generate\x12 .shoal.decode.v1.GenerateRequest\x1a!.shoal.decode.v1.GenerateResponse0\x01\x12M\n\x06\x46rames\x12\x1e.shoal.decode.v1.FramesRequest\x1a\x1f.shoal.decode.v1.FramesResponse(\x01\x30\x01\x12I\n\x06\x46inish\x12\x1e.shoal.decode.v1.FinishRequest\x1a\x1f.shoal.decode.v1.FinishResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,45 +34,47 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.decode.v1.decode_serv
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=120
-  _globals['_GENERATEREQUEST']._serialized_end=531
-  _globals['_CHOICESTATE']._serialized_start=533
-  _globals['_CHOICESTATE']._serialized_end=587
-  _globals['_PREFILLTARGET']._serialized_start=589
-  _globals['_PREFILLTARGET']._serialized_end=642
-  _globals['_GENERATERESPONSE']._serialized_start=645
-  _globals['_GENERATERESPONSE']._serialized_end=805
-  _globals['_ADMITTED']._serialized_start=807
-  _globals['_ADMITTED']._serialized_end=852
-  _globals['_ENTRIES']._serialized_start=854
-  _globals['_ENTRIES']._serialized_end=904
-  _globals['_ENTRY']._serialized_start=907
-  _globals['_ENTRY']._serialized_end=1215
-  _globals['_ENDED']._serialized_start=1217
-  _globals['_ENDED']._serialized_end=1308
-  _globals['_CHOICEEND']._serialized_start=1310
-  _globals['_CHOICEEND']._serialized_end=1396
-  _globals['_FRAMESREQUEST']._serialized_start=1399
-  _globals['_FRAMESREQUEST']._serialized_end=1594
-  _globals['_HELLO']._serialized_start=1596
-  _globals['_HELLO']._serialized_end=1673
-  _globals['_NEXTINDEX']._serialized_start=1675
-  _globals['_NEXTINDEX']._serialized_end=1765
-  _globals['_ACKS']._serialized_start=1767
-  _globals['_ACKS']._serialized_end=1823
-  _globals['_FINISH']._serialized_start=1825
-  _globals['_FINISH']._serialized_end=1911
-  _globals['_GATEWAYBEAT']._serialized_start=1913
-  _globals['_GATEWAYBEAT']._serialized_end=1926
-  _globals['_FRAMESRESPONSE']._serialized_start=1928
-  _globals['_FRAMESRESPONSE']._serialized_end=2041
-  _globals['_FRAME']._serialized_start=2043
-  _globals['_FRAME']._serialized_end=2105
-  _globals['_WORKERBEAT']._serialized_start=2107
-  _globals['_WORKERBEAT']._serialized_end=2157
-  _globals['_FINISHREQUEST']._serialized_start=2159
-  _globals['_FINISHREQUEST']._serialized_end=2215
-  _globals['_FINISHRESPONSE']._serialized_start=2217
-  _globals['_FINISHRESPONSE']._serialized_end=2233
-  _globals['_DECODESERVICE']._serialized_start=2236
-  _globals['_DECODESERVICE']._serialized_end=2488
+  _globals['_GENERATEREQUEST']._serialized_end=657
+  _globals['_OUTPUTCONSTRAINT']._serialized_start=659
+  _globals['_OUTPUTCONSTRAINT']._serialized_end=767
+  _globals['_CHOICESTATE']._serialized_start=769
+  _globals['_CHOICESTATE']._serialized_end=823
+  _globals['_PREFILLTARGET']._serialized_start=825
+  _globals['_PREFILLTARGET']._serialized_end=878
+  _globals['_GENERATERESPONSE']._serialized_start=881
+  _globals['_GENERATERESPONSE']._serialized_end=1041
+  _globals['_ADMITTED']._serialized_start=1043
+  _globals['_ADMITTED']._serialized_end=1111
+  _globals['_ENTRIES']._serialized_start=1113
+  _globals['_ENTRIES']._serialized_end=1163
+  _globals['_ENTRY']._serialized_start=1166
+  _globals['_ENTRY']._serialized_end=1557
+  _globals['_ENDED']._serialized_start=1559
+  _globals['_ENDED']._serialized_end=1650
+  _globals['_CHOICEEND']._serialized_start=1652
+  _globals['_CHOICEEND']._serialized_end=1738
+  _globals['_FRAMESREQUEST']._serialized_start=1741
+  _globals['_FRAMESREQUEST']._serialized_end=1936
+  _globals['_HELLO']._serialized_start=1938
+  _globals['_HELLO']._serialized_end=2015
+  _globals['_NEXTINDEX']._serialized_start=2017
+  _globals['_NEXTINDEX']._serialized_end=2107
+  _globals['_ACKS']._serialized_start=2109
+  _globals['_ACKS']._serialized_end=2165
+  _globals['_FINISH']._serialized_start=2167
+  _globals['_FINISH']._serialized_end=2253
+  _globals['_GATEWAYBEAT']._serialized_start=2255
+  _globals['_GATEWAYBEAT']._serialized_end=2268
+  _globals['_FRAMESRESPONSE']._serialized_start=2270
+  _globals['_FRAMESRESPONSE']._serialized_end=2383
+  _globals['_FRAME']._serialized_start=2385
+  _globals['_FRAME']._serialized_end=2447
+  _globals['_WORKERBEAT']._serialized_start=2449
+  _globals['_WORKERBEAT']._serialized_end=2499
+  _globals['_FINISHREQUEST']._serialized_start=2501
+  _globals['_FINISHREQUEST']._serialized_end=2557
+  _globals['_FINISHRESPONSE']._serialized_start=2559
+  _globals['_FINISHRESPONSE']._serialized_end=2575
+  _globals['_DECODESERVICE']._serialized_start=2578
+  _globals['_DECODESERVICE']._serialized_end=2830
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,8 @@ class GenerateRequest(_message.Message):
     PREFILL_TARGETS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_POINTS_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    DETERMINISM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the gateway; unique."""
     attempt: _builtins.int
@@ -55,6 +57,8 @@ class GenerateRequest(_message.Message):
     """Owner of what is stored, for flush and quotas: HMAC of the tenant. Empty without tenants."""
     priority: _builtins.int
     """Greater runs first; the youngest request of the lowest gives up its blocks first."""
+    determinism: _sampling_pb2.Determinism.ValueType
+    """EXACT is refused (FAILED_PRECONDITION, NOT_DETERMINISTIC) by a worker whose kernels are not invariant."""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt token ids, at least one, each below the vocabulary size."""
@@ -75,6 +79,10 @@ class GenerateRequest(_message.Message):
     def cache_points(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token counts after which a snapshot is kept, ascending."""
 
+    @_builtins.property
+    def constraint(self) -> Global___OutputConstraint:
+        """What the output must be. Absent: anything."""
+
     def __init__(
         self,
         *,
@@ -91,21 +99,63 @@ class GenerateRequest(_message.Message):
         prefill_targets: _abc.Iterable[Global___PrefillTarget] | None = ...,
         priority: _builtins.int = ...,
         cache_points: _abc.Iterable[_builtins.int] | None = ...,
+        constraint: Global___OutputConstraint | None = ...,
+        determinism: _sampling_pb2.Determinism.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_root", b"_cache_root", "_numerics_id", b"_numerics_id", "cache_root", b"cache_root", "numerics_id", b"numerics_id", "params", b"params"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_root", b"_cache_root", "_constraint", b"_constraint", "_numerics_id", b"_numerics_id", "cache_root", b"cache_root", "constraint", b"constraint", "numerics_id", b"numerics_id", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_root", b"_cache_root", "_numerics_id", b"_numerics_id", "attempt", b"attempt", "cache_points", b"cache_points", "cache_root", b"cache_root", "choices", b"choices", "gateway_id", b"gateway_id", "numerics_id", b"numerics_id", "params", b"params", "placement_id", b"placement_id", "prefill_targets", b"prefill_targets", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_root", b"_cache_root", "_constraint", b"_constraint", "_numerics_id", b"_numerics_id", "attempt", b"attempt", "cache_points", b"cache_points", "cache_root", b"cache_root", "choices", b"choices", "constraint", b"constraint", "determinism", b"determinism", "gateway_id", b"gateway_id", "numerics_id", b"numerics_id", "params", b"params", "placement_id", b"placement_id", "prefill_targets", b"prefill_targets", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_root: _TypeAlias = _typing.Literal["cache_root"]  # noqa: Y015
     _WhichOneofArgType__cache_root: _TypeAlias = _typing.Literal["_cache_root", b"_cache_root"]  # noqa: Y015
+    _WhichOneofReturnType__constraint: _TypeAlias = _typing.Literal["constraint"]  # noqa: Y015
+    _WhichOneofArgType__constraint: _TypeAlias = _typing.Literal["_constraint", b"_constraint"]  # noqa: Y015
     _WhichOneofReturnType__numerics_id: _TypeAlias = _typing.Literal["numerics_id"]  # noqa: Y015
     _WhichOneofArgType__numerics_id: _TypeAlias = _typing.Literal["_numerics_id", b"_numerics_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_root) -> _WhichOneofReturnType__cache_root | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__constraint) -> _WhichOneofReturnType__constraint | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__numerics_id) -> _WhichOneofReturnType__numerics_id | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class OutputConstraint(_message.Message):
+    """A constraint, and when it begins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    START_AFTER_IDS_FIELD_NUMBER: _builtins.int
+    engine: _builtins.str
+    """Engine that compiles it, by the table of engines; empty: whatever the worker's table says. A worker whose table names
+    another refuses the request (FAILED_PRECONDITION, CONSTRAINT_MISMATCH).
+    """
+    @_builtins.property
+    def constraint(self) -> _sampling_pb2.Constraint:
+        """What the output must be."""
+
+    @_builtins.property
+    def start_after_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The constraint begins behind the first occurrence of these output tokens (the end of thinking); empty: at once."""
+
+    def __init__(
+        self,
+        *,
+        constraint: _sampling_pb2.Constraint | None = ...,
+        engine: _builtins.str = ...,
+        start_after_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "engine", b"engine", "start_after_ids", b"start_after_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputConstraint: _TypeAlias = OutputConstraint  # noqa: Y015
 
 @_typing.final
 class ChoiceState(_message.Message):
@@ -207,19 +257,23 @@ class Admitted(_message.Message):
 
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_ID_FIELD_NUMBER: _builtins.int
     numerics_id: _builtins.str
     """What this worker computes with."""
     seed: _builtins.int
     """The noise seed in force."""
+    constraint_id: _builtins.str
+    """Engines and versions that constraints are compiled with; empty for a request without one."""
     def __init__(
         self,
         *,
         numerics_id: _builtins.str = ...,
         seed: _builtins.int = ...,
+        constraint_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["numerics_id", b"numerics_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_id", b"constraint_id", "numerics_id", b"numerics_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -265,6 +319,8 @@ class Entry(_message.Message):
     ACCEPTED_COUNT_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTED_COUNT_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     attempt: _builtins.int
@@ -281,6 +337,8 @@ class Entry(_message.Message):
     """Set in the last entry of a choice: why it ended."""
     cached_tokens: _builtins.int
     """Set with the first entry of a request: prompt tokens loaded from the KV cache."""
+    drafted_count: _builtins.int
+    """Drafts made for that step, 0..5; verified_count of them were sent to verification."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens."""
@@ -288,6 +346,10 @@ class Entry(_message.Message):
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_tokens_pb2.PositionLogprobs]:
         """One per token when asked for."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_tokens_pb2.PositionLogprobs]:
+        """Set with the first entry of choice 0 if asked for: one per prompt token after the first."""
 
     def __init__(
         self,
@@ -302,10 +364,12 @@ class Entry(_message.Message):
         accepted_count: _builtins.int = ...,
         finish_reason: _sampling_pb2.FinishReason.ValueType = ...,
         cached_tokens: _builtins.int | None = ...,
+        drafted_count: _builtins.int = ...,
+        prompt_logprobs: _abc.Iterable[_tokens_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "accepted_count", b"accepted_count", "attempt", b"attempt", "cached_tokens", b"cached_tokens", "choice_index", b"choice_index", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "request_id", b"request_id", "token_ids", b"token_ids", "verified_count", b"verified_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "accepted_count", b"accepted_count", "attempt", b"attempt", "cached_tokens", b"cached_tokens", "choice_index", b"choice_index", "drafted_count", b"drafted_count", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids", "verified_count", b"verified_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015

@@ -66,9 +66,11 @@ class DecodeServiceServicer:
         With a gateway_id the entries travel on Frames instead and may come before Admitted; Ended is sent only when all of
         them are acknowledged there.
 
-        INVALID_ARGUMENT (TOKEN_OUT_OF_RANGE, PROMPT_TOO_LONG, ...): names the field; nothing is held.
+        INVALID_ARGUMENT (TOKEN_OUT_OF_RANGE, PROMPT_TOO_LONG, CONSTRAINT_INVALID, CONSTRAINT_TIMEOUT, ...): names the field;
+        nothing is held. CONSTRAINT_FAILED, also in mid-answer: the constraint costs more than one token may.
         RESOURCE_EXHAUSTED (OUT_OF_BLOCKS, OUT_OF_SLOTS, QUEUE_FULL): no room now; nothing is held; another worker may have.
-        FAILED_PRECONDITION (NUMERICS_MISMATCH, FRAMES_NOT_OPEN, EXCEEDS_CAPACITY): this worker can never serve it as asked.
+        FAILED_PRECONDITION (NUMERICS_MISMATCH, CONSTRAINT_MISMATCH, NOT_DETERMINISTIC, FRAMES_NOT_OPEN, EXCEEDS_CAPACITY):
+        this worker can never serve it as asked.
         UNAVAILABLE (DRAINING): the worker leaves.
         ABORTED (MOVED, SUPERSEDED, FRAMES_LOST): the request left this worker; metadata next_index.<choice> tells where each
         choice stands.

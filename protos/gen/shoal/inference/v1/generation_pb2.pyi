@@ -66,6 +66,8 @@ class Generation(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     OUTPUT_FORM_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    DETERMINISM_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model id or one of its aliases, as ListModels names them. Empty: the server's default model."""
     text: _builtins.str
@@ -76,6 +78,8 @@ class Generation(_message.Message):
     """In which form the output is wanted."""
     user_id: _builtins.str
     """Isolates the prefix cache and fair share of one end user from those of others; at most 512 bytes."""
+    determinism: _sampling_pb2.Determinism.ValueType
+    """Whether the answer must be repeatable bit for bit."""
     @_builtins.property
     def chat(self) -> _chat_pb2.ChatPrompt:
         """A conversation, encoded by the server."""
@@ -92,6 +96,10 @@ class Generation(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts that end a choice, at most 16, none empty; the output stops before the match. Needs a form with text."""
 
+    @_builtins.property
+    def constraint(self) -> _sampling_pb2.Constraint:
+        """What the answer's text must be; of a conversation the content after the reasoning. Absent: anything."""
+
     def __init__(
         self,
         *,
@@ -104,17 +112,23 @@ class Generation(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         output_form: Global___OutputForm.ValueType = ...,
         user_id: _builtins.str | None = ...,
+        constraint: _sampling_pb2.Constraint | None = ...,
+        determinism: _sampling_pb2.Determinism.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_user_id", b"_user_id", "chat", b"chat", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "tokens", b"tokens", "user_id", b"user_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_n", b"_n", "_user_id", b"_user_id", "chat", b"chat", "constraint", b"constraint", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "tokens", b"tokens", "user_id", b"user_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_user_id", b"_user_id", "chat", b"chat", "model", b"model", "n", b"n", "output_form", b"output_form", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_n", b"_n", "_user_id", b"_user_id", "chat", b"chat", "constraint", b"constraint", "determinism", b"determinism", "model", b"model", "n", b"n", "output_form", b"output_form", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__constraint: _TypeAlias = _typing.Literal["constraint"]  # noqa: Y015
+    _WhichOneofArgType__constraint: _TypeAlias = _typing.Literal["_constraint", b"_constraint"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__user_id: _TypeAlias = _typing.Literal["user_id"]  # noqa: Y015
     _WhichOneofArgType__user_id: _TypeAlias = _typing.Literal["_user_id", b"_user_id"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["chat", "text", "tokens"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__constraint) -> _WhichOneofReturnType__constraint | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
@@ -136,6 +150,7 @@ class ChoiceDelta(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     """Which choice, from 0."""
     text: _builtins.str
@@ -154,6 +169,10 @@ class ChoiceDelta(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_tokens_pb2.PositionLogprobs]:
         """One for each token since the last delta of this choice, if asked for."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_tokens_pb2.PositionLogprobs]:
+        """In the first delta of choice 0 if asked for: one per prompt token after the first."""
+
     def __init__(
         self,
         *,
@@ -163,10 +182,11 @@ class ChoiceDelta(_message.Message):
         tool_calls: _abc.Iterable[_chat_pb2.ToolCall] | None = ...,
         tokens: _tokens_pb2.TokenIds | None = ...,
         logprobs: _abc.Iterable[_tokens_pb2.PositionLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_tokens_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "logprobs", b"logprobs", "reasoning_text", b"reasoning_text", "text", b"text", "tokens", b"tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "reasoning_text", b"reasoning_text", "text", b"text", "tokens", b"tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -182,7 +182,7 @@ class Submit(_message.Message):
     numerics_id: _builtins.str
     """Set when the answer must go on with this pair."""
     constraint_id: _builtins.str
-    """Set when a constraint must be compiled by these engines."""
+    """Set when the answer has a constraint: it must be compiled by these engines; empty: by any that a worker announces."""
     @_builtins.property
     def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___HashChain]:
         """Hash chains, one per live pair that the gateway knows, newest first, at most four."""
@@ -500,6 +500,7 @@ class Placement(_message.Message):
     KV_ID_FIELD_NUMBER: _builtins.int
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     EXPECTED_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_ID_FIELD_NUMBER: _builtins.int
     placement_id: _builtins.str
     """Names this placement."""
     kv_id: _builtins.str
@@ -508,6 +509,8 @@ class Placement(_message.Message):
     """Pair."""
     expected_hit_tokens: _builtins.int
     """Prompt tokens that the index expects in the cache; a hint."""
+    constraint_id: _builtins.str
+    """Constraint engines of the decode worker; empty: it takes no constraints."""
     @_builtins.property
     def decode(self) -> Global___PlacedWorker:
         """The decode worker."""
@@ -525,10 +528,11 @@ class Placement(_message.Message):
         kv_id: _builtins.str = ...,
         numerics_id: _builtins.str = ...,
         expected_hit_tokens: _builtins.int = ...,
+        constraint_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "expected_hit_tokens", b"expected_hit_tokens", "kv_id", b"kv_id", "numerics_id", b"numerics_id", "placement_id", b"placement_id", "prefill", b"prefill"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint_id", b"constraint_id", "decode", b"decode", "expected_hit_tokens", b"expected_hit_tokens", "kv_id", b"kv_id", "numerics_id", b"numerics_id", "placement_id", b"placement_id", "prefill", b"prefill"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,150 @@
+"""Which constraint a chat body or a Generation asks for, where it begins, and which field an error about it names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from deepseek_recipe import Tokenizer
+from shoal.common.v1 import sampling_pb2
+from shoal.inference.v1 import chat_pb2, generation_pb2
+from shoal_common.constraints import TABLE, ConstraintInvalid, ConstraintKind, OutputConstraint
+from shoal_common.errors import InvalidArgument, OutOfCapacity
+from shoal_gateway.constraint import AskedConstraint
+from shoal_gateway.encode import Encoder
+from shoal_gateway.generation import prepare_now
+
+BASE: dict[str, Any] = {"model": "deepseek-flash", "messages": [{"role": "user", "content": "Some json"}]}
+PLAIN = {**BASE, "thinking": {"type": "disabled"}}
+SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
+STRICT = {**SCHEMA, "required": ["a"], "additionalProperties": False}
+
+
+def tool(name: str = "f", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": STRICT, **more}}
+
+
+def asked(encoder: Encoder, body: dict[str, Any]) -> OutputConstraint | None:
+    found = encoder.chat_now(body).request.constraint
+    return None if found is None else found.constraint
+
+
+def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
+
+
+def test_nothing_is_asked_for_unless_something_is(encoder: Encoder) -> None:
+    assert asked(encoder, BASE) is None
+    assert asked(encoder, {**BASE, "response_format": {"type": "text"}}) is None
+    assert asked(encoder, {**BASE, "tools": [tool()]}) is None
+    assert asked(encoder, {**PLAIN, "tools": [tool(strict=True)], "tool_choice": "none"}) is None
+
+
+def test_response_formats(encoder: Encoder) -> None:
+    found = asked(encoder, {**PLAIN, "response_format": {"type": "json_object"}})
+    assert found is not None
+    assert (found.kind, found.text, found.start_after_ids) == (ConstraintKind.JSON_OBJECT, "", ())
+    found = asked(encoder, {**PLAIN, **schema_format(SCHEMA)})
+    assert found is not None
+    assert json.loads(found.text) == SCHEMA
+    assert found.engine == TABLE[ConstraintKind.JSON_SCHEMA]
+    # Strict means what the hosted API means: all properties come, and no others; definitions stay.
+    found = asked(encoder, {**PLAIN, **schema_format(SCHEMA, strict=True)})
+    assert found is not None
+    assert json.loads(found.text) == STRICT
+    found = asked(encoder, {**PLAIN, "response_format": {"type": "regex", "regex": "a+"}})
+    assert found is not None
+    assert (found.kind, found.text) == (ConstraintKind.REGEX, "a+")
+
+
+def test_it_begins_behind_the_thinking(encoder: Encoder, tokenizer: Tokenizer) -> None:
+    found = asked(encoder, {**BASE, "response_format": {"type": "json_object"}})
+    assert found is not None
+    assert found.start_after_ids == tuple(tokenizer.encode("</think>"))
+    assert len(found.start_after_ids) == 1
+
+
+def tag(encoder: Encoder, body: dict[str, Any]) -> Any:
+    found = asked(encoder, body)
+    assert found is not None
+    assert found.kind is ConstraintKind.STRUCTURAL_TAG
+    return json.loads(found.text)
+
+
+def test_tools_become_a_structural_tag(encoder: Encoder) -> None:
+    strict = [{"name": "f", "parameters": STRICT}]
+    assert tag(encoder, {**PLAIN, "tools": [tool(strict=True)]}) == {
+        "type": "tool_calls",
+        "choice": "auto",
+        "tools": strict,
+    }
+    required = {**PLAIN, "tools": [tool(), tool("g")], "tool_choice": "required"}
+    assert tag(encoder, required)["tools"] == [{"name": "f"}, {"name": "g"}]
+    named = {**required, "tool_choice": {"type": "function", "function": {"name": "g"}}, "parallel_tool_calls": False}
+    assert tag(encoder, named) == {
+        "type": "tool_calls",
+        "choice": "required",
+        "parallel": False,
+        "tools": [{"name": "g"}],
+    }
+    both = tag(encoder, {**PLAIN, "tools": [tool()], "response_format": {"type": "json_object"}})
+    assert (both["choice"], both["content"]) == ("auto", {"type": "object"})
+
+
+def test_a_required_call_needs_an_answer_without_thinking(encoder: Encoder) -> None:
+    with pytest.raises(InvalidArgument):
+        encoder.chat_now({**BASE, "tools": [tool()], "tool_choice": "required"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (schema_format({"type": "object", "properties": {"a": {"odd": 1}}}), "response_format.json_schema.schema"),
+        ({"response_format": {"type": "regex", "regex": "x" * 300_000}}, "response_format.regex"),
+        (
+            {"tools": [tool(strict=True, parameters={**STRICT, "$defs": {"n": {"odd": 1}}})]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [tool()], "response_format": {"type": "regex", "regex": "x"}}, "response_format.regex"),
+        (
+            {"tools": [tool()], **schema_format({"type": "object", "properties": {"a": {"odd": 1}}})},
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_by_the_client_s_field(encoder: Encoder, fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConstraintInvalid) as caught:
+        encoder.chat_now({**PLAIN, **fields})
+    assert caught.value.violations[0].field == field
+
+
+def test_json_mode_needs_the_word_in_the_prompt(encoder: Encoder) -> None:
+    with pytest.raises(InvalidArgument, match="json"):
+        encoder.chat_now(
+            {**PLAIN, "messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_object"}}
+        )
+
+
+def test_a_worker_s_error_about_the_constraint_names_the_client_s_field(encoder: Encoder) -> None:
+    found = encoder.chat_now({**PLAIN, "response_format": {"type": "regex", "regex": "a+"}}).request.constraint
+    assert isinstance(found, AskedConstraint)
+    said = found.as_asked(ConstraintInvalid.at("constraint.regex", "is odd", reason="CONSTRAINT_INVALID"))
+    assert (said.violations[0].field, said.violations[0].description) == ("response_format.regex", "is odd")
+    assert said.reason == "CONSTRAINT_INVALID"
+    other = OutOfCapacity("full")
+    assert found.as_asked(other) is other
+
+
+def test_a_generation_carries_its_constraint(encoder: Encoder, tokenizer: Tokenizer) -> None:
+    made = generation_pb2.Generation(text="x", constraint=sampling_pb2.Constraint(ebnf='root ::= "a"'))
+    found = prepare_now(made, encoder).request.constraint
+    assert found is not None
+    assert (found.constraint.kind, found.constraint.start_after_ids) == (ConstraintKind.EBNF, ())
+    message = found.message()
+    assert (message.constraint.ebnf, message.engine) == ('root ::= "a"', TABLE[ConstraintKind.EBNF])
+    chat = chat_pb2.ChatPrompt(messages=[chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content="x")])
+    made = generation_pb2.Generation(chat=chat, constraint=sampling_pb2.Constraint(json_object=True))
+    found = prepare_now(made, encoder).request.constraint
+    assert found is not None
+    assert found.constraint.start_after_ids == tuple(tokenizer.encode("</think>"))
