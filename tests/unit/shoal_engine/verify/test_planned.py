@@ -289,6 +289,39 @@ def test_ranks_of_different_loads_step_with_the_same_rows_and_the_same_decision_
     assert rows[1][0] == 4 * (1 + WIDTH)
 
 
+INTENTS = st.builds(StepIntent, st.integers(0, 99), st.integers(0, WIDTH))
+
+
+@given(INTENTS, INTENTS, INTENTS)
+def test_ranks_join_their_intents_in_any_order_and_lose_none(a: StepIntent, b: StepIntent, c: StepIntent) -> None:
+    assert a.joined(b).joined(c) == c.joined(b.joined(a))
+    assert a.joined(a) == a
+    assert a.joined(b).rows >= a.rows
+    assert a.joined(b).draft_width >= a.draft_width
+
+
+def test_a_rank_whose_own_drafts_do_not_pay_makes_them_where_another_does() -> None:
+    ranks = ThreadRanks(2)
+    # The draft pass of the second costs more than it can bring.
+    tables = table(base_s=0.001, row_s=1e-3), table(base_s=0.001, row_s=1e-3, draft_s=1.0)
+    planners = [planner(costs, agreement=ranks.of(rank)) for rank, costs in enumerate(tables)]
+    made: list[list[int]] = [[], []]
+
+    def run(rank: int) -> None:
+        for _ in range(3):
+            planners[rank].widths([view(SURE)] * 4)
+            made[rank].append(planners[rank].draft_width)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert made == [[WIDTH] * 3] * 2
+    assert planners[0].stats().is_drafting
+    assert not planners[1].stats().is_drafting
+
+
 def test_one_rank_agrees_with_itself() -> None:
     assert OneRank().agree(StepIntent(7, 5)) == StepIntent(7, 5)
 
