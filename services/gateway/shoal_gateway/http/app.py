@@ -17,12 +17,14 @@ from shoal_gateway.refusals import MethodNotAllowed, NoSuchPath
 logger = logging.getLogger(__name__)
 
 _MODEL = "/models/"
+_BASES = ("", "/anthropic", "/beta")
+"""What may stand in front of a version."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
 """Of a caller's context only the trace goes on: baggage could name a tenant or a priority."""
 
 
 class App:
-    """The ASGI application. Every path answers with and without /v1 in front.
+    """The ASGI application. Every path answers with and without /v1, in front or behind the base of another API.
 
     routes   path to method to handler; `/models/` takes whatever follows
     """
@@ -69,7 +71,7 @@ class App:
             await self._fail(exchange, Internal("unexpected error"))
 
     def _handler(self, exchange: Exchange) -> Handler:
-        path = exchange.path.removeprefix("/v1")
+        path = _without_version(exchange.path)
         if path.startswith(_MODEL) and len(path) > len(_MODEL):
             path = _MODEL
         methods = self._routes.get(path.rstrip("/") if path != _MODEL else path)
@@ -84,6 +86,13 @@ class App:
     async def _fail(self, exchange: Exchange, error: MeshError) -> None:
         if not exchange.has_begun:
             await exchange.fail(error)
+
+
+def _without_version(path: str) -> str:
+    for base in _BASES:
+        if path.startswith(f"{base}/v1/"):
+            return base + path[len(base) + len("/v1") :]
+    return path
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
-"""How failures look over HTTP: OpenAI's error object, a stable code, a truthful Retry-After."""
+"""How failures look over HTTP: the error object of each API, a stable code, a truthful Retry-After."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import orjson
+from shoal_common import request_scope
 from shoal_common.errors import MeshError, OutOfCapacity, QuotaExceeded, SlowReader
 
 from shoal_gateway.refusals import BodyTooLarge, MethodNotAllowed, SlowWriter
@@ -37,6 +39,17 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_ANTHROPIC_ENDS = ("/messages", "/messages/count_tokens")
 
 
 def status_of(error: MeshError) -> int:
@@ -47,13 +60,33 @@ def status_of(error: MeshError) -> int:
     return _STATUS.get(error.code, INTERNAL_STATUS)
 
 
-def error_body(error: MeshError) -> bytes:
+def error_body(error: MeshError, path: str) -> bytes:
+    """The error object of the API that is served at `path`."""
+    return orjson.dumps(anthropic_error(error) if path.endswith(_ANTHROPIC_ENDS) else openai_error(error))
+
+
+def openai_error(error: MeshError) -> dict[str, Any]:
     """{"error": {"message", "type", "param", "code"}}; the code is the error's reason in lower case."""
     status = status_of(error)
     kind = _TYPES.get(status, "server_error" if status >= INTERNAL_STATUS else "invalid_request_error")
-    message = error.message if status != INTERNAL_STATUS else "internal error; the server's log has the details"
-    param = error.violations[0].field if error.violations else None
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": error.reason.lower()}})
+    told = {"message": _told(error, status), "type": kind, "param": _field(error), "code": error.reason.lower()}
+    return {"error": told}
+
+
+def anthropic_error(error: MeshError) -> dict[str, Any]:
+    """{"type": "error", "error": {"type", "message", "param", "code"}, "request_id"}; the last two are extensions."""
+    status = status_of(error)
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= INTERNAL_STATUS else "invalid_request_error")
+    told = {"type": kind, "message": _told(error, status), "param": _field(error), "code": error.reason.lower()}
+    return {"type": "error", "error": told, "request_id": request_scope.request_id.get() or None}
+
+
+def _told(error: MeshError, status: int) -> str:
+    return error.message if status != INTERNAL_STATUS else "internal error; the server's log has the details"
+
+
+def _field(error: MeshError) -> str | None:
+    return error.violations[0].field if error.violations else None
 
 
 def error_headers(error: MeshError) -> list[tuple[bytes, bytes]]:

@@ -129,11 +129,10 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         await self._bounded_send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def begin_events(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Status 200 and the head of an event stream."""
+    async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Status 200 and the head of a body that `write` will write."""
         self.has_begun = True
-        fields = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), *headers]
-        await self._send({"type": "http.response.start", "status": 200, "headers": fields})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """More of the body; waits while the client is behind. Raises SlowReader."""
@@ -148,9 +147,13 @@ class Exchange:
             # The server hears of it on the loop's next turn, and then no longer misses the rest of the response.
             await asyncio.sleep(0)
 
+    def error_body(self, error: MeshError) -> bytes:
+        """The error as clients of this path expect it."""
+        return error_body(error, self.path)
+
     async def fail(self, error: MeshError) -> None:
         """The error as a response of its own."""
-        await self.respond(status_of(error), error_body(error), error_headers(error))
+        await self.respond(status_of(error), self.error_body(error), error_headers(error))
 
     async def _bounded_send(self, message: dict[str, Any]) -> None:
         try:
