@@ -136,11 +136,9 @@ def figures(measured: Sequence[tuple[Window, Window]]) -> dict[str, Any]:
         "null_cpu_us_per_token": middle(lambda one: one.us_per_token, 0),
         "mesh_cpu_us_per_token": middle(lambda one: one.us_per_token, 1),
         "mesh_cpu_us_per_token_by_process": {
-            name: middle(lambda one, name=name: 1e6 * one.cpu_s[name] / one.tokens, 1) for name in names
+            name: round(median(1e6 * mesh.cpu_s[name] / mesh.tokens for _, mesh in measured), 3) for name in names
         },
-        "client_cpu_us_per_token": [
-            middle(lambda one: 1e6 * one.client_cpu_s / one.tokens, side) for side in range(2)
-        ],
+        "client_cpu_us_per_token": [middle(lambda one: 1e6 * one.client_cpu_s / one.tokens, side) for side in range(2)],
         "tokens_s": [middle(lambda one: one.tokens_s, side) for side in range(2)],
         "tokens_per_event": [middle(lambda one: one.tokens / one.events, side) for side in range(2)],
     }
@@ -175,9 +173,9 @@ def main() -> int:
     found: dict[str, Any] = {}
     bars: list[Bar] = []
     if "paced" in cases:
-        found["paced"], = measure_cost(5.0, 1, [16])
+        (found["paced"],) = measure_cost(5.0, 1, [16])
     if "four" in cases:
-        found["four"], = measure_cost(5.0, 4, [16])
+        (found["four"],) = measure_cost(5.0, 4, [16])
     if "unpaced" in cases:
         found["unpaced_16"], found["unpaced_64"] = measure_cost(0.0, 1, [16, 64])
     print(json.dumps(found, indent=1))

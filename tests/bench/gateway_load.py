@@ -105,9 +105,7 @@ class Load:
     async def __aenter__(self) -> Load:
         loop = asyncio.get_running_loop()
         for _ in range(self._count):
-            _, stream = await loop.create_connection(
-                lambda: Stream(self._request, self.tally), self._host, self._port
-            )
+            _, stream = await loop.create_connection(lambda: Stream(self._request, self.tally), self._host, self._port)
             self._streams.append(stream)
         return self
 

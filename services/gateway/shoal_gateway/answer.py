@@ -20,6 +20,7 @@ from shoal_gateway.prefix_chains import PrefixChains
 from shoal_gateway.refusals import Overloaded
 from shoal_gateway.reserve_client import ReserveClient
 from shoal_gateway.running import Running, Timeouts
+from shoal_gateway.waiting import Waiting
 
 
 class Answer:
@@ -27,7 +28,7 @@ class Answer:
 
     def __init__(self, request_id: str, prepared: Prepared) -> None:
         self.request_id, self.prepared = request_id, prepared
-        self._changed = asyncio.Event()
+        self._waiting = Waiting()
         self._reader: OutputReader
         self._running: Running
         self._unacknowledged: dict[int, int] = {}
@@ -38,7 +39,7 @@ class Answer:
 
     def wake(self) -> None:
         """There is something to read, or an error."""
-        self._changed.set()
+        self._waiting.wake()
 
     @property
     def is_finished(self) -> bool:
@@ -69,37 +70,35 @@ class Answer:
 
         Call until `is_finished`. Raises the MeshError that ended the request, once everything before it is read.
         """
+        reader = self._reader
         self._acknowledge()
-        if not self._reader.has_arrived:
+        if not reader.has_arrived:
             if self._running.error is not None:
                 raise self._running.error
-            self._changed.clear()
-            try:
-                # Not wait_for: that one loses a cancellation that comes together with the event.
-                async with asyncio.timeout(timeout_s):
-                    await self._changed.wait()
-            except TimeoutError:
+            if not await self._waiting.wait(timeout_s):
                 return []
-        outputs, ends = self._reader.read()
-        reasons = {output.choice_index: output.finish_reason for output in outputs}
-        for choice_index, end_index in ends:
-            self._running.finish_choice(choice_index, end_index, reasons[choice_index])
-        counts = self._reader.counts
+        outputs, ends = reader.read()
+        if ends:
+            reasons = {output.choice_index: output.finish_reason for output in outputs}
+            for choice_index, end_index in ends:
+                self._running.finish_choice(choice_index, end_index, reasons[choice_index])
         for output in outputs:
-            self._unacknowledged[output.choice_index] = counts[output.choice_index]
+            self._unacknowledged[output.choice_index] = reader.count(output.choice_index)
         if not outputs and self._running.error is not None:
             raise self._running.error
         return outputs
 
     def close(self) -> None:
         """The reader leaves. Safe to repeat."""
+        self._waiting.close()
         self._acknowledge()
         self._running.give_up()
 
     def _acknowledge(self) -> None:
-        for choice_index, next_index in self._unacknowledged.items():
-            self._running.taken(choice_index, next_index)
-        self._unacknowledged.clear()
+        if self._unacknowledged:
+            for choice_index, next_index in self._unacknowledged.items():
+                self._running.taken(choice_index, next_index)
+            self._unacknowledged.clear()
 
     async def __aenter__(self) -> Answer:
         return self

@@ -171,19 +171,21 @@ class Running:
 
     def on_entry(self, entry: decode_pb.Entry, step: int) -> None:
         """Tokens of the current attempt; entries of any other are dropped."""
-        if not self.session.is_current(entry.attempt):
+        session = self.session
+        if not session.is_current(entry.attempt):
             return
         # Entries may come before the admission does; they prove it.
-        self.session.admitted(entry.attempt)
-        index = entry.choice_index
+        session.admitted(entry.attempt)
+        index, first = entry.choice_index, entry.output_index
         token_ids = list(entry.token_ids)
+        finish_reason = entry.finish_reason
         try:
-            was_finished = index < len(self._received) and self.session.journal.choices[index].is_finished
-            known = self.session.journal.take(index, entry.output_index, token_ids, entry.finish_reason)
+            was_finished = index < len(self._received) and session.journal.choices[index].is_finished
+            known = session.journal.take(index, first, token_ids, finish_reason)
         except EntriesMissing as error:
             self._attempt_failed(entry.attempt, error)
             return
-        self._received[index] = max(self._received[index], entry.output_index + len(token_ids))
+        self._received[index] = max(self._received[index], first + len(token_ids))
         if was_finished:
             self._acknowledge(index, self._received[index], at_once=True)
             return
@@ -192,9 +194,9 @@ class Running:
             self._count(entry, step)
         self._reader.add(
             index,
-            token_ids[known:],
+            token_ids[known:] if known else token_ids,
             list(entry.logprobs)[known:],
-            entry.finish_reason,
+            finish_reason,
             prompt_logprobs=() if known else entry.prompt_logprobs,
         )
         self._on_change()
@@ -325,7 +327,8 @@ class Running:
     def _count(self, entry: decode_pb.Entry, step: int) -> None:
         if entry.HasField("cached_tokens") and not self.cached_tokens:
             self.cached_tokens = entry.cached_tokens
-        self.drafts.add(entry.drafted_count, entry.verified_count, entry.accepted_count)
+        if drafted := entry.drafted_count:
+            self.drafts.add(drafted, entry.verified_count, entry.accepted_count)
         if entry.output_index and step != self._last_step:
             self.step_count += 1
             self._last_step = step
