@@ -167,7 +167,7 @@ class Running:
         attempt = self.session.attempt
         if self.session.admitted(attempt):
             message = pb.ReserveRequest(request_id=self._request_id, admitted=pb.Admitted(attempt=attempt))
-            self._reserve.tell(message)
+            self._reserve.tell(message, can_wait=True)
 
     def on_entry(self, entry: decode_pb.Entry, step: int) -> None:
         """Tokens of the current attempt; entries of any other are dropped."""
@@ -187,7 +187,7 @@ class Running:
             return
         self._received[index] = max(self._received[index], first + len(token_ids))
         if was_finished:
-            self._acknowledge(index, self._received[index], at_once=True)
+            self._acknowledge(index, self._received[index], is_end=True)
             return
         if not known:
             # What is sent once more was counted the first time.
@@ -211,11 +211,10 @@ class Running:
 
     def taken(self, choice_index: int, next_index: int) -> None:
         """The client has everything below `next_index` of a choice."""
-        if self.session.journal.choices[choice_index].is_finished:
+        is_end = self.session.journal.choices[choice_index].is_finished
+        if is_end:
             next_index = max(next_index, self._received[choice_index])
-            self._acknowledge(choice_index, next_index, at_once=True)
-        else:
-            self._acknowledge(choice_index, next_index, at_once=False)
+        self._acknowledge(choice_index, next_index, is_end=is_end)
 
     def finish_choice(self, choice_index: int, end_index: int, reason: FinishReason) -> None:
         """The text of a choice ended: the worker is to stop there."""
@@ -230,7 +229,7 @@ class Running:
         elif self._task is not None and not self._task.done():
             # The worker ends the call once it knows that nothing is missing any more.
             for choice_index, next_index in enumerate(self._received):
-                self._acknowledge(choice_index, next_index, at_once=True)
+                self._acknowledge(choice_index, next_index, is_end=True)
             self._timers.append(self._loop.call_later(_CLOSING_S, self._task.cancel))
 
     def fail(self, error: MeshError) -> None:
@@ -319,10 +318,9 @@ class Running:
         self._on_change()
         self._on_ended()
 
-    def _acknowledge(self, choice_index: int, next_index: int, *, at_once: bool) -> None:
+    def _acknowledge(self, choice_index: int, next_index: int, *, is_end: bool) -> None:
         if self._link is not None:
-            key = (self._request_id, self.session.attempt)
-            self._link.acknowledge(key, choice_index, next_index, at_once=at_once)
+            self._link.acknowledge((self._request_id, self.session.attempt), choice_index, next_index, is_end=is_end)
 
     def _count(self, entry: decode_pb.Entry, step: int) -> None:
         if entry.HasField("cached_tokens") and not self.cached_tokens:
