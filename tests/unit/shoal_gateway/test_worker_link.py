@@ -142,9 +142,9 @@ async def test_a_detached_attempt_leaves_nothing_to_send(link: WorkerLink, worke
     link.attach(("r", 1), Sink(0))
     link.acknowledge(("r", 1), 0, 3, is_end=False)
     link.detach(("r", 1), 1)
-    link.acknowledge(("r", 1), 0, 4, at_once=True)
+    link.acknowledge(("r", 1), 0, 4, is_end=True)
     link.attach(("s", 1), Sink(0))
-    link.acknowledge(("s", 1), 0, 1, at_once=True)
+    link.acknowledge(("s", 1), 0, 1, is_end=True)
     await until(lambda: worker.acknowledged("s") == 1)
     assert worker.acknowledged("r") == 0
     assert not link.is_idle
