@@ -9,14 +9,13 @@ from typing import Any
 
 import orjson
 from deepseek_recipe import (
-    ChatCompletionChunk,
-    ChatCompletionRequest,
     Conversation,
     ConversationRequest,
     InferenceChunk,
     InferenceFinishReason,
     ModelVersion,
     ParsingOptions,
+    PromptUsage,
     SpecialToken,
     SpecialTokens,
     StreamProcessor,
@@ -25,16 +24,13 @@ from deepseek_recipe import (
 from shoal.common.v1 import sampling_pb2, tokens_pb2
 
 from shoal_gateway.journal import FinishReason
+from shoal_gateway.output_shape import CHAT, Chunk, OutputShape
 
 _LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot carry."""
 _NEVER = "\ue000\ue001shoal\ue002"
 """Private-use characters: the parser drops the end of a thought even where none is expected, so it gets no name."""
 _CALLS_END = "</{dsml} calls>"
-_WIRE_REASONS = {
-    "length": sampling_pb2.FINISH_REASON_LENGTH,
-    "tool_calls": sampling_pb2.FINISH_REASON_TOOL_CALLS,
-}
 _REASONS = {sampling_pb2.FINISH_REASON_LENGTH: InferenceFinishReason.Length}
 
 
@@ -47,6 +43,8 @@ class OutputRecipe:
     has_tools: bool
     hidden_ids: frozenset[int]
     """The end-of-sequence token and the stop tokens: they end a choice or, with ignore_eos, mean nothing."""
+    shape: OutputShape = CHAT
+    """Of which API the chunks are."""
 
 
 def plain_recipe(stop: Sequence[str], hidden_ids: frozenset[int]) -> OutputRecipe:
@@ -72,7 +70,7 @@ def detokenize(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
 class Progress:
     """What some tokens became."""
 
-    chunks: list[ChatCompletionChunk] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     kept_count: int = 0
     """Leading tokens of those pushed that belong to the output."""
     has_ended: bool = False
@@ -87,9 +85,9 @@ class ChoiceText:
     character: of several tokens that end so it would hold back all, and drop them with it at a cut-off.
     """
 
-    def __init__(self, recipe: OutputRecipe, tokenizer: Tokenizer) -> None:
-        # Ids and names are put in by whoever writes the answer: they are the same for all choices.
-        generator = ChatCompletionRequest.chunk_generator(recipe.converted, "", "")
+    def __init__(self, recipe: OutputRecipe, tokenizer: Tokenizer, request_id: str = "") -> None:
+        self._shape = recipe.shape
+        generator = self._shape.generator(recipe.converted, request_id)
         self._processor = StreamProcessor(generator, recipe.parsing, tokenizer)
         self._tokenizer = tokenizer
         self._hidden_ids = recipe.hidden_ids
@@ -100,14 +98,14 @@ class ChoiceText:
             recipe.has_tools or parsing.stop_sequences or parsing.starts_in_tool_calls or parsing.parse_json_output
         )
         self._whole_ids = _whole_ids(tokenizer)
-        self._holds_back = False
         self.reasoning_tokens = 0
         self.end_reason: FinishReason = sampling_pb2.FINISH_REASON_UNSPECIFIED
         self._parsing = recipe.parsing
 
-    def begin(self) -> list[ChatCompletionChunk]:
-        """The first chunk, which names the role. Call once, first."""
-        return self._processor.push(InferenceChunk.ready())  # type: ignore[return-value]
+    def begin(self, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Chunk]:
+        """The first chunk, which names the role and may tell of the prompt. Call once, first."""
+        usage = PromptUsage(prompt_tokens=prompt_tokens, prompt_cache_hit_tokens=cached_tokens)
+        return self._processor.push(InferenceChunk.ready(prompt_usage=usage))
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs]) -> Progress:
         """Take more tokens; `logprobs` is empty or has one element per token."""
@@ -122,12 +120,12 @@ class ChoiceText:
                 break
         return progress
 
-    def finish(self, reason: FinishReason) -> list[ChatCompletionChunk]:
+    def finish(self, reason: FinishReason) -> list[Chunk]:
         """The worker ended the choice: what is still held back, and the chunk with the finish reason."""
         chunks = self._processor.push(InferenceChunk.finish(_REASONS.get(reason, InferenceFinishReason.Stop)))
         chunks += self._processor.finish()
-        self._ended(chunks)  # type: ignore[arg-type]
-        return chunks  # type: ignore[return-value]
+        self._ended(chunks)
+        return chunks
 
     def _push_all(self, token_ids: Sequence[int]) -> Progress:
         hidden = self._hidden_ids
@@ -135,19 +133,15 @@ class ChoiceText:
         if not shown:
             return Progress(kept_count=len(token_ids))
         push = self._processor.push
-        if not self._holds_back and self._whole_ids.has_all(shown):
+        if self._whole_ids.has_all(shown):
             chunks = push(InferenceChunk.tokens(shown))
         else:
-            chunks = []
-            for one in shown:
-                fresh = push(InferenceChunk.tokens([one]))
-                self._holds_back = not fresh
-                chunks += fresh
-        return Progress(chunks=chunks, kept_count=len(token_ids))  # type: ignore[arg-type]
+            chunks = [chunk for one in shown for chunk in push(InferenceChunk.tokens([one]))]
+        return Progress(chunks=chunks, kept_count=len(token_ids))
 
     def _push_one(self, token_id: int, logprobs: Sequence[tokens_pb2.PositionLogprobs], progress: Progress) -> None:
         chunks = self._processor.push(_tokens_chunk([token_id], logprobs))
-        progress.chunks += chunks  # type: ignore[arg-type]
+        progress.chunks += chunks
         if self._processor.finished:
             progress.has_ended = True
             self._ended(progress.chunks)
@@ -155,15 +149,12 @@ class ChoiceText:
             if self._calls.completes(token_id):
                 progress.chunks += self.finish(sampling_pb2.FINISH_REASON_STOP)
                 progress.has_ended = True
-        elif self._has_tools and any('"tool_calls":[' in chunk.to_json() for chunk in chunks):
+        elif self._has_tools and any(self._shape.begins_call(chunk.to_json()) for chunk in chunks):
             self._calls = _CallsEnd(self._parsing, self._tokenizer)
 
-    def _ended(self, chunks: Sequence[ChatCompletionChunk]) -> None:
-        """The last chunk tells why, and how many tokens were reasoning."""
-        last = orjson.loads(chunks[-1].to_json())
-        details = (last["usage"] or {}).get("completion_tokens_details") or {}
-        self.reasoning_tokens = int(details.get("reasoning_tokens") or 0)
-        self.end_reason = _WIRE_REASONS.get(last["choices"][0]["finish_reason"], sampling_pb2.FINISH_REASON_STOP)
+    def _ended(self, chunks: Sequence[Chunk]) -> None:
+        end = self._shape.ended(chunks)
+        self.reasoning_tokens, self.end_reason = end.reasoning_tokens, end.reason
 
 
 class _WholeIds:
@@ -215,8 +206,7 @@ class _CallsEnd:
 
 def _plain_processor(tokenizer: Tokenizer) -> StreamProcessor:
     plain = plain_recipe([], frozenset())
-    generator = ChatCompletionRequest.chunk_generator(plain.converted, "", "")
-    processor = StreamProcessor(generator, plain.parsing, tokenizer)
+    processor = StreamProcessor(CHAT.generator(plain.converted, ""), plain.parsing, tokenizer)
     processor.push(InferenceChunk.ready())
     return processor
 
