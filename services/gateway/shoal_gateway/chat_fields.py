@@ -147,7 +147,7 @@ def _bad_words(extension: Fields, vocab_size: int) -> tuple[str | tuple[int, ...
     words: list[str | tuple[int, ...]] = []
     for index, one in enumerate(given):
         entry = Fields({f"[{index}]": one}, name)
-        if one in ("", []):
+        if one in ("", [], None):
             raise InvalidArgument.at(entry.name(f"[{index}]"), "must not be empty")
         if isinstance(one, str):
             words.append(entry.text(f"[{index}]", MAX_BAD_WORD_BYTES) or "")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 from deepseek_recipe import Tokenizer
+from shoal.common.v1 import sampling_pb2
+from shoal.common.v1.tokens_pb2 import PositionLogprobs, TokenLogprob
 from shoal_common.telemetry import Metrics
 from shoal_gateway.completions import CompletionEncoder
 from shoal_gateway.config import GatewayConfig
@@ -17,7 +20,13 @@ from shoal_gateway.dialect import CHAT_DIALECT, MESSAGES_DIALECT, RESPONSES_DIAL
 from shoal_gateway.encode import Encoder
 from shoal_gateway.fields import Fields
 from shoal_gateway.gateway import Gateway
+from shoal_gateway.http.chat import Chat
+from shoal_gateway.http.completions import Completions
+from shoal_gateway.http.messages import Messages
+from shoal_gateway.http.responses import Responses
 from shoal_gateway.openapi.document import document
+from shoal_gateway.output_reader import OutputReader
+from shoal_gateway.refusals import NoCapacity
 from shoal_gateway.responses_fields import echoed
 from shoal_gateway.served_model import ServedModel
 
@@ -27,8 +36,17 @@ SHOAL = {"stop_token_ids": [3], "bad_words": ["a", [5]], "forced_ids": [5]}
 READS = ("integer", "number", "boolean", "text", "mapping", "items", "token_ids")
 
 
+def schema_validator(schema: dict[str, Any]) -> Any:
+    return jsonschema.Draft202012Validator({**schema, "components": {"schemas": SCHEMAS}})
+
+
 def validator(name: str) -> Any:
-    return jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": SCHEMAS}})
+    return schema_validator({"$ref": f"#/components/schemas/{name}"})
+
+
+def position(token_id: int) -> PositionLogprobs:
+    one = TokenLogprob(token_id=token_id, logprob=-0.5)
+    return PositionLogprobs(emitted=one, top=[one])
 
 
 def options(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -186,6 +204,77 @@ def test_every_field_that_is_read_is_described_with_the_same_bounds(
             continue
         allowed = at(SCHEMAS[name], path)
         assert any(says(one, kind, bounds) for one in allowed), (path, kind, bounds, allowed)
+
+
+CALLS = (
+    '\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n'
+    '<｜DSML｜ parameter name="K" string="true">V</｜DSML｜ parameter>\n'
+    "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
+)
+ASKED: dict[str, tuple[type[Any], str, dict[str, Any]]] = {
+    "/chat/completions": (
+        Chat,
+        "hm</think>hi" + CALLS,
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "logprobs": True,
+            "top_logprobs": 1,
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "stream_options": {"include_usage": True},
+            "shoal": {"prompt_logprobs": 1},
+        },
+    ),
+    "/completions": (Completions, "naïve 🙂", {"prompt": "a", "echo": True, "logprobs": 1, "n": 2}),
+    "/messages": (
+        Messages,
+        "hm</think>hi" + CALLS,
+        {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f", "input_schema": {"type": "object"}}]},
+    ),
+    "/responses": (
+        Responses,
+        "hm</think>hi" + CALLS,
+        {"input": "x", "top_logprobs": 1, "metadata": {"a": "b"}, "tools": [{"type": "function", "name": "f"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+async def test_answers_with_all_that_may_be_in_them_fit_their_schemas(
+    encoder: Encoder, tokenizer: Tokenizer, path: str, is_stream: bool
+) -> None:
+    kind, text, body = ASKED[path]
+    size = 10
+    prepared = await kind(encoder).prepare({"model": "deepseek-flash", "stream": is_stream, **body}, size)
+    request = prepared.request
+    reader = OutputReader(request.choice_count, request.output, tokenizer, request_id="r", prompt_tokens=5)
+    ids = tokenizer.encode(text)
+    told = [position(one) for one in ids]
+    for index in range(request.choice_count):
+        prompt = [position(one) for one in request.prompt_ids[1:]] if not index else []
+        reader.add(index, ids, told, sampling_pb2.FINISH_REASON_STOP, prompt)
+    outputs, _ = reader.read()
+    form = prepared.form(SimpleNamespace(request_id="r"))
+    usage = sampling_pb2.Usage(prompt_tokens=5, completion_tokens=3, drafted_by_position=[1])
+    content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
+    if not is_stream:
+        form.add(outputs)
+        schema_validator(content["application/json"]["schema"]).validate(json.loads(form.body(usage)))
+        return
+    raw = (form.events(outputs) + form.end(usage)).decode()
+    seen = [line.removeprefix("data: ") for line in raw.split("\n") if line.startswith("data: ")]
+    data = content["text/event-stream"]["itemSchema"]["properties"]["data"]
+    told_in = data.get("anyOf", [{}, data])[1]["contentSchema"]
+    if "anyOf" in data:
+        assert seen.pop() == "[DONE]"
+    assert len(seen) > 5 or path == "/completions"
+    for one in [*seen, json.dumps(form_error(form))]:
+        schema_validator(told_in).validate(json.loads(one))
+
+
+def form_error(form: Any) -> Any:
+    """What ends a stream that fails."""
+    return json.loads(form.error(NoCapacity("full")).decode().rpartition("data: ")[2])
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,7 @@ _CHOICE = any_of(
     accepts(_PARALLEL, {"type": enum("auto", "any", "none")}),
     accepts(_PARALLEL, {"type": enum("tool"), "name": STRING}),
 )
-_OUTPUT = accepts(
-    {"effort": EFFORT, "format": accepts({}, {"type": enum("json_schema"), "schema": {"type": "object"}})}
-)
+_OUTPUT = accepts({"effort": EFFORT}, ignored=("format",))
 
 REQUEST = accepts(
     {

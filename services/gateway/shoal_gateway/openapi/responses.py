@@ -12,6 +12,7 @@ from shoal_gateway.openapi.schema import (
     COUNT,
     NULL,
     NUMBER,
+    REFUSED,
     STRING,
     Schema,
     accepts,
@@ -61,11 +62,10 @@ REQUEST = accepts(
         "stream": BOOLEAN,
         "reasoning": accepts({"effort": EFFORT, "summary": enum("auto", "concise", "detailed")}),
         "text": accepts({"format": _FORMAT, "verbosity": enum("low", "medium", "high")}),
-        "tools": array(_FUNCTION),
+        "tools": array(any_of(_FUNCTION, {"type": "object", "description": "Tools of other types are ignored."})),
         "tool_choice": _CHOICE,
         "parallel_tool_calls": BOOLEAN,
         "metadata": _METADATA,
-        "background": {"type": "boolean", "enum": [False]},
         "safety_identifier": text(MAX_USER_ID_BYTES),
         "prompt_cache_key": text(MAX_USER_ID_BYTES),
         "user": STRING,
@@ -84,7 +84,13 @@ REQUEST = accepts(
         "stream_options",
         "truncation",
     ),
+    refused=("conversation", "previous_response_id", "prompt"),
 )
+REQUEST["properties"]["background"] = {
+    "type": ["boolean", "null"],
+    "enum": [False, None],
+    "description": REFUSED,
+}
 
 _STATUS = enum("in_progress", "completed", "incomplete")
 _TEXT_PART = answers({"type": enum("output_text"), "text": STRING, "annotations": array({}), "logprobs": POSITIONS})

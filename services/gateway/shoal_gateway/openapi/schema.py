@@ -7,6 +7,9 @@ from typing import Any, TypeAlias
 
 Schema: TypeAlias = dict[str, Any]
 
+IGNORED = "Ignored."
+REFUSED = "Refused."
+
 BOOLEAN: Schema = {"type": "boolean"}
 STRING: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "number"}
@@ -71,16 +74,19 @@ def accepts(
     required: Mapping[str, Schema] | None = None,
     *,
     ignored: Sequence[str] = (),
+    refused: Sequence[str] = (),
     is_closed: bool = False,
 ) -> Schema:
     """An object of a request. Optional fields may be null.
 
     ignored     known fields whose values mean nothing here, whatever they are
+    refused     known fields that no value but null is taken for
     is_closed   unknown fields are refused; otherwise they are ignored
     """
     properties = {name: nullable(schema) for name, schema in fields.items()}
     properties |= dict(required or {})
-    properties |= {name: {"description": "Ignored."} for name in ignored}
+    properties |= {name: {"description": IGNORED} for name in ignored}
+    properties |= {name: {"type": "null", "description": REFUSED} for name in refused}
     made: Schema = {"type": "object", "properties": properties}
     if required:
         made["required"] = list(required)
