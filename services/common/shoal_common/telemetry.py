@@ -21,6 +21,8 @@ TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 """Powers of four, as the GenAI conventions recommend."""
 NAMESPACE = "shoal"
 TRACER = trace.get_tracer("shoal")
+TRACE_KEYS = ("traceparent", "tracestate")
+"""All that is taken of the context of a caller from outside."""
 
 
 class Metrics:

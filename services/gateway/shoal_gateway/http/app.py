@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from shoal_common.errors import Internal, MeshError, SlowReader
-from shoal_common.telemetry import TRACER, extract
+from shoal_common.telemetry import TRACE_KEYS, TRACER, extract
 
 from shoal_gateway.http.exchange import ClientGone, Exchange, Handler, Receive, Scope, Send
 from shoal_gateway.refusals import MethodNotAllowed, NoSuchPath
@@ -17,8 +17,6 @@ from shoal_gateway.refusals import MethodNotAllowed, NoSuchPath
 logger = logging.getLogger(__name__)
 
 _MODEL = "/models/"
-_TRACE_HEADERS = ("traceparent", "tracestate")
-"""Of a caller's context only the trace goes on: baggage could name a tenant or a priority."""
 
 
 class App:
@@ -92,7 +90,7 @@ def _span(exchange: Exchange) -> Iterator[None]:
     if exchange.method != "POST":
         yield
         return
-    headers = {name: exchange.header(name.encode()).decode("latin-1") for name in _TRACE_HEADERS}
+    headers = {name: exchange.header(name.encode()).decode("latin-1") for name in TRACE_KEYS}
     attributes = {"http.request.method": exchange.method, "url.path": exchange.path[:200]}
     with TRACER.start_as_current_span(
         exchange.method, context=extract(headers), kind=SpanKind.SERVER, attributes=attributes
