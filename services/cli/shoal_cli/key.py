@@ -23,6 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """The key goes to standard error and its entry to standard output, so that `>> keys.toml` takes the right one."""
     if args.key_command == "new":
+        if not api_keys.KEY_NAME.fullmatch(args.name):
+            raise CliError(f"a name has {api_keys.KEY_NAME_FORM}")
         key = api_keys.new_key()
         print(f"{key}\nThis is the only time that it is shown. For the keys file:", file=sys.stderr, flush=True)
         print(f'[keys.{args.name}]\nhash = "{api_keys.hash_of(key)}"')

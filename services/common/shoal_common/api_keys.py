@@ -14,6 +14,8 @@ PREFIX = "sk-shoal-"
 """What our keys begin with, so that scanners for leaked secrets can know them."""
 MIN_KEY_CHARS = 24
 MAX_KEY_BYTES = 512
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+KEY_NAME_FORM = "1 to 64 letters, digits, underscores and dashes"
 _SCHEME = "sha256:"
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _RANDOM_BYTES = 32

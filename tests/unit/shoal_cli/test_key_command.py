@@ -20,6 +20,11 @@ def test_a_new_key_opens_with_the_entry_that_comes_with_it(capsys: pytest.Captur
     assert found.key_id == "alice"
 
 
+def test_a_name_that_the_file_could_not_hold_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "new", "a.b"]) == 2
+    assert "a name has" in capsys.readouterr().err
+
+
 def test_two_new_keys_differ_and_say_whose_they_are() -> None:
     first, second = api_keys.new_key(), api_keys.new_key()
     assert first != second

@@ -77,16 +77,16 @@ class KeyFile:
 
     def _changed(self) -> list[ApiKey] | None:
         """Its keys, if it does not hold what was seen last. Raises BadKeys once for the same trouble."""
+        if self._signature is not None and self._signature == _signature(self._path):
+            return None
         try:
-            if self._signature is not None and self._signature == _signature(self._path):
-                return None
             self._signature, text = self._read()
-        except (OSError, BadKeys) as error:
-            unreadable = f"unreadable: {error}".encode()
-            if _digest(unreadable) == self._content:
+        except BadKeys as error:
+            unreadable = _digest(f"unreadable: {error}".encode())
+            if unreadable == self._content:
                 return None
-            self._content, self._signature = _digest(unreadable), None
-            raise BadKeys(str(error)) from error
+            self._content, self._signature = unreadable, None
+            raise
         if _digest(text) == self._content:
             return None
         self._content = _digest(text)
@@ -105,8 +105,11 @@ class KeyFile:
         return (_of_stat(stat) if is_settled else None), text
 
 
-def _signature(path: Path) -> _Signature:
-    return _of_stat(os.stat(path))
+def _signature(path: Path) -> _Signature | None:
+    try:
+        return _of_stat(os.stat(path))
+    except OSError:
+        return None
 
 
 def _of_stat(stat: os.stat_result) -> _Signature:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from shoal_common.api_keys import read_hash
+from shoal_common.api_keys import KEY_NAME, KEY_NAME_FORM, read_hash
 
-from shoal_gateway.edge.keys import KEY_ID, KEY_ID_FORM, ApiKey, BadKeys
+from shoal_gateway.edge.keys import ApiKey, BadKeys
 from shoal_gateway.edge.limits import Limits
 
 MAX_KEYS = 100_000
@@ -40,8 +40,8 @@ def read_table(text: str) -> list[ApiKey]:
 
 
 def _key(key_id: str, values: Any) -> ApiKey:
-    if not KEY_ID.fullmatch(key_id):
-        raise BadKeys(f"keys.{key_id[:64]!r}: a name has {KEY_ID_FORM}")
+    if not KEY_NAME.fullmatch(key_id):
+        raise BadKeys(f"keys.{key_id[:64]!r}: a name has {KEY_NAME_FORM}")
     path = f"keys.{key_id}"
     if not isinstance(values, dict):
         raise BadKeys(f"{path}: must be a table")

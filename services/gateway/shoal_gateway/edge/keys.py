@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shoal_common.api_keys import MAX_KEY_BYTES, digest, read_hash
+from shoal_common.api_keys import KEY_NAME, KEY_NAME_FORM, MAX_KEY_BYTES, digest, read_hash
 
 from shoal_gateway.edge.limits import UNLIMITED, Limits
 
-KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-KEY_ID_FORM = "1 to 64 letters, digits, dots, underscores and dashes"
 _NOBODY = bytes(32)
 
 
@@ -82,8 +79,8 @@ def read_pairs(pairs: Iterable[str]) -> list[ApiKey]:
     keys = []
     for index, pair in enumerate(pairs):
         key_id, _, shown = pair.partition("=")
-        if not KEY_ID.fullmatch(key_id):
-            raise BadKeys(f"entry {index + 1} must be ID=HASH, the id {KEY_ID_FORM}")
+        if not KEY_NAME.fullmatch(key_id):
+            raise BadKeys(f"entry {index + 1} must be ID=HASH, the id {KEY_NAME_FORM}")
         try:
             keys.append(ApiKey(key_id=key_id, digests=(read_hash(shown),), tenant=key_id))
         except ValueError as error:
