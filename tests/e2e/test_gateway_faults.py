@@ -112,6 +112,21 @@ def test_a_silence_is_filled_with_comments(slow: GatewayMesh) -> None:
     assert said(answer.text)
 
 
+def test_a_silence_before_a_whole_answer_is_filled_with_blank_lines(slow: GatewayMesh) -> None:
+    slow.ranks[0].popen.send_signal(signal.SIGSTOP)
+    timer = threading.Timer(0.8, slow.ranks[0].popen.send_signal, [signal.SIGCONT])
+    timer.start()
+    try:
+        body = {**BODY, "max_tokens": 3, "stream": False}
+        answer = httpx.post(f"{slow.url}/chat/completions", json=body, timeout=20)
+    finally:
+        timer.join()
+    blank = len(answer.text) - len(answer.text.lstrip("\n"))
+    assert 4 <= blank <= 9
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["choices"][0]["message"]["content"]
+
+
 def test_a_status_waits_for_the_rank_to_admit_the_request(tmp_path: Path) -> None:
     with gateway_mesh(tmp_path, gateway={**GATEWAY, "SHOAL_GATEWAY_ADMISSION_S": "5"}) as mesh:
         mesh.ranks[0].popen.send_signal(signal.SIGSTOP)

@@ -18,8 +18,10 @@ from shoal_gateway.fleet import CONDITIONS, Fleet
 from shoal_gateway.frames_client import FramesClient
 from shoal_gateway.grpc_servicer import InferenceServicer
 from shoal_gateway.http.app import App
-from shoal_gateway.http.chat import ChatCompletions
+from shoal_gateway.http.chat import Chat
+from shoal_gateway.http.endpoint import Endpoint
 from shoal_gateway.http.exchange import Handler
+from shoal_gateway.http.form import Prepare
 from shoal_gateway.http.health import Health
 from shoal_gateway.http.models import Models
 from shoal_gateway.http.tokens import Tokens
@@ -83,21 +85,27 @@ class Gateway:
             metrics=counted,
             max_in_flight=config.max_in_flight,
         )
-        chat = ChatCompletions(
-            encoder,
-            self.answers,
-            metrics=counted,
-            keep_alive_s=config.keep_alive_s,
-            admission_s=config.admission_s,
-        )
+
+        def endpoint(prepare: Prepare) -> Endpoint:
+            return Endpoint(
+                self.answers,
+                self._edge.edge,
+                counted,
+                prepare,
+                keep_alive_s=config.keep_alive_s,
+                admission_s=config.admission_s,
+            )
+
+        generating = {"/chat/completions": endpoint(Chat(encoder).prepare)}
         self.app = App(
-            _routes(chat, Models(model), Tokens(encoder), Health(self.readiness)),
+            _routes(generating, Models(model), Tokens(encoder), Health(self.readiness)),
+            self._edge.edge,
             max_body_bytes=config.max_body_bytes,
             read_timeout_s=config.read_timeout_s,
             write_timeout_s=config.write_timeout_s,
         )
         self.servicer = InferenceServicer(
-            encoder, self.answers, metrics=counted, write_timeout_s=config.write_timeout_s
+            encoder, self.answers, self._edge.edge, metrics=counted, write_timeout_s=config.write_timeout_s
         )
 
     def start(self) -> None:
@@ -118,10 +126,10 @@ class Gateway:
 
 
 def _routes(
-    chat: ChatCompletions, models: Models, tokens: Tokens, health: Health
+    generating: Mapping[str, Handler], models: Models, tokens: Tokens, health: Health
 ) -> Mapping[str, Mapping[str, Handler]]:
     return {
-        "/chat/completions": {"POST": chat},
+        **{path: {"POST": endpoint} for path, endpoint in generating.items()},
         "/models": {"GET": models.list_all},
         "/models/": {"GET": models.get},
         "/tokenize": {"POST": tokens.tokenize},

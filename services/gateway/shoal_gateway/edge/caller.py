@@ -71,6 +71,7 @@ class Caller:
         self._key, self._account, self._charge = key, account, charge
         self._reservation, self._clock, self._tell = reservation, clock, tell
         self._answer: Followed | None = None
+        self._failure: MeshError | None = None
         self.say_standings()
 
     @property
@@ -99,9 +100,14 @@ class Caller:
         self._answer = answer
         self._charge.used = lambda: _used(answer)
 
+    def failed(self, error: MeshError) -> None:
+        """What ended the answer, where the client was told and nobody hears of it any more."""
+        self._failure = error
+
     def leave(self, error: BaseException | None) -> Departure | None:
-        """The request is over, by `error` if it was one that nobody caught. None if it was never opened."""
+        """The request is over, by `error` if there was one. None if it was never opened."""
         now_s = self._clock()
+        error = self._failure or error
         answer = self._answer
         if answer is None:
             if isinstance(error, QuotaExceeded) or (isinstance(error, MeshError) and error.code == "UNAVAILABLE"):

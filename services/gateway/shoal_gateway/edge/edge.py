@@ -69,12 +69,14 @@ class Edge:
         return key
 
     @contextlib.contextmanager
-    def enter(self, secret: bytes, *, api: str, tell: Tell | None = None) -> Iterator[Caller]:
-        """A request that generates, from its head to the end of its answer. `api` names the interface, for the record.
+    def enter(self, key: ApiKey | None, *, api: str, tell: Tell | None = None) -> Iterator[Caller]:
+        """A request that generates, from its head to the end of its answer.
 
-        Raises InvalidApiKey, ConcurrencyExceeded or RequestsPerMinute.
+        key    what `authenticate` returned
+        api    names the interface, for the record
+        tell   called with how the key's limits stand whenever that changed; never for a key without limits
+        Raises ConcurrencyExceeded or RequestsPerMinute.
         """
-        key = self.authenticate(secret)
         key_id = "" if key is None else key.key_id
         account = self._account(key)
         try:

@@ -11,29 +11,37 @@ from opentelemetry.trace import SpanKind
 from shoal_common.errors import Internal, MeshError, SlowReader
 from shoal_common.telemetry import TRACE_KEYS, TRACER, extract
 
+from shoal_gateway.edge.edge import Edge
+from shoal_gateway.edge.keys import secret_of
 from shoal_gateway.http.exchange import ClientGone, Exchange, Handler, Receive, Scope, Send
 from shoal_gateway.refusals import MethodNotAllowed, NoSuchPath
 
 logger = logging.getLogger(__name__)
 
 _MODEL = "/models/"
+_BASES = ("", "/anthropic", "/beta")
+"""What may stand in front of a version."""
+_OPEN_PATHS = frozenset({"/healthz", "/health", "/live", "/readyz", "/ready", "/openapi.json"})
+"""What nobody needs a key for."""
 
 
 class App:
-    """The ASGI application. Every path answers with and without /v1 in front.
+    """The ASGI application. Every path answers with and without /v1, in front or behind the base of another API.
 
     routes   path to method to handler; `/models/` takes whatever follows
+    edge     asked for the key of whoever comes, on all paths but those of health and the API's description
     """
 
     def __init__(
         self,
         routes: Mapping[str, Mapping[str, Handler]],
+        edge: Edge,
         *,
         max_body_bytes: int,
         read_timeout_s: float,
         write_timeout_s: float,
     ) -> None:
-        self._routes = routes
+        self._routes, self._edge = routes, edge
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
 
@@ -52,7 +60,10 @@ class App:
 
     async def _serve(self, exchange: Exchange) -> None:
         try:
-            await self._handler(exchange)(exchange)
+            handler = self._handler(exchange)
+            if exchange.route not in _OPEN_PATHS:
+                exchange.key = self._edge.authenticate(_secret(exchange))
+            await handler(exchange)
         except ClientGone:
             pass
         except SlowReader as error:
@@ -67,10 +78,11 @@ class App:
             await self._fail(exchange, Internal("unexpected error"))
 
     def _handler(self, exchange: Exchange) -> Handler:
-        path = exchange.path.removeprefix("/v1")
+        path = _without_version(exchange.path)
         if path.startswith(_MODEL) and len(path) > len(_MODEL):
             path = _MODEL
-        methods = self._routes.get(path.rstrip("/") if path != _MODEL else path)
+        exchange.route = path.rstrip("/") if path != _MODEL else path
+        methods = self._routes.get(exchange.route)
         if methods is None:
             raise_path = exchange.path if len(exchange.path) <= 200 else exchange.path[:200] + "..."
             raise NoSuchPath(f"nothing is served at {raise_path}")
@@ -82,6 +94,17 @@ class App:
     async def _fail(self, exchange: Exchange, error: MeshError) -> None:
         if not exchange.has_begun:
             await exchange.fail(error)
+
+
+def _secret(exchange: Exchange) -> bytes:
+    return secret_of(*(exchange.header(name).decode("latin-1") for name in (b"authorization", b"x-api-key")))
+
+
+def _without_version(path: str) -> str:
+    for base in _BASES:
+        if path.startswith(f"{base}/v1/"):
+            return base + path[len(base) + len("/v1") :]
+    return path
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 from deepseek_recipe import Tokenizer
 from shoal.common.v1 import tokens_pb2
 
+from shoal_gateway.output_reader import ChoiceOutput
 from shoal_gateway.text import detokenize
 
 
@@ -21,3 +22,10 @@ def position_objects(positions: Sequence[tokens_pb2.PositionLogprobs], tokenizer
         return {"token_id": one.token_id, "token": texts[one.token_id], "logprob": one.logprob}
 
     return [{**shown(one.emitted), "top_logprobs": [shown(other) for other in one.top]} for one in positions]
+
+
+def prompt_report(output: ChoiceOutput, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What the extension says of the prompt's tokens, in the one output that has it."""
+    if not output.prompt_logprobs:
+        return {}
+    return {"prompt_logprobs": position_objects(output.prompt_logprobs, tokenizer)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from shoal_common.errors import Draining, InvalidArgument
 from shoal_common.presence import Presence
 from shoal_common.telemetry import Metrics
 from shoal_gateway.edge.account import Standings
+from shoal_gateway.edge.caller import Caller, Tell
 from shoal_gateway.edge.edge import Edge
 from shoal_gateway.edge.errors import (
     ConcurrencyExceeded,
@@ -80,9 +82,14 @@ class Bench:
         )
         self.edge.use(keys)
 
+    def enter(
+        self, *, secret: str = SECRET, api: str = "chat", tell: Tell | None = None
+    ) -> AbstractContextManager[Caller]:
+        return self.edge.enter(self.edge.authenticate(secret.encode()), api=api, tell=tell)
+
     def visit(self, answer: FakeAnswer | None = None, *, secret: str = SECRET, **sizes: int) -> Prepared:
         """One request from its head to its end."""
-        with self.edge.enter(secret.encode(), api="chat") as caller:
+        with self.enter(secret=secret) as caller:
             owned = caller.admit(prepared(**sizes))
             caller.follow(answer or FakeAnswer())
             return owned
@@ -124,7 +131,7 @@ def test_a_request_without_a_key_is_told_how_to_bring_one() -> None:
 
 def test_requests_under_way_go_on_when_their_key_is_taken_out() -> None:
     bench = Bench(key(limits={"max_concurrency": 1}))
-    with bench.edge.enter(SECRET.encode(), api="chat") as caller:
+    with bench.enter() as caller:
         bench.edge.use([])
         with pytest.raises(InvalidApiKey):
             bench.visit()
@@ -136,7 +143,7 @@ def test_requests_under_way_go_on_when_their_key_is_taken_out() -> None:
 
 def test_the_slot_of_a_key_that_came_back_is_still_taken_by_what_runs() -> None:
     bench = Bench(key(limits={"max_concurrency": 1}))
-    with bench.edge.enter(SECRET.encode(), api="chat"):
+    with bench.enter():
         bench.edge.use([])
         bench.edge.use([key(limits={"max_concurrency": 1})])
         with pytest.raises(ConcurrencyExceeded):
@@ -148,7 +155,7 @@ def test_however_a_request_leaves_its_slot_is_free_and_it_counts_as_one(error: B
     bench = Bench(key(limits={"max_concurrency": 1, "requests_per_minute": 2}))
 
     def leave() -> None:
-        with bench.edge.enter(SECRET.encode(), api="chat"):
+        with bench.enter():
             if error is not None:
                 raise error
 
@@ -165,7 +172,7 @@ def test_however_a_request_leaves_its_slot_is_free_and_it_counts_as_one(error: B
 def test_what_we_could_not_serve_counts_for_nothing() -> None:
     bench = Bench(key(limits={"requests_per_minute": 1, "output_tokens_per_minute": 100}))
     for _ in range(3):
-        with pytest.raises(Draining), bench.edge.enter(SECRET.encode(), api="chat"):
+        with pytest.raises(Draining), bench.enter():
             raise Draining("leaving")
         # A stream that had its status already ends without an exception.
         bench.visit(FakeAnswer(is_admitted=False, outcome="no_workers"))
@@ -183,7 +190,7 @@ def test_an_admitted_answer_counts_what_it_used_however_it_ended() -> None:
 
 def test_every_choice_reserves_its_tokens_up_to_the_reservation() -> None:
     bench = Bench(key(limits={"output_tokens_per_minute": 1000}))
-    with bench.edge.enter(SECRET.encode(), api="chat") as caller:
+    with bench.enter() as caller:
         caller.admit(prepared(choice_count=8, max_tokens=10**6))
         with pytest.raises(OutputTokensPerMinute):
             bench.visit(choice_count=3, max_tokens=70)
@@ -192,7 +199,7 @@ def test_every_choice_reserves_its_tokens_up_to_the_reservation() -> None:
 
 def test_one_line_and_the_metrics_say_what_was_used(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(key())
-    with caplog.at_level(logging.INFO), bench.edge.enter(SECRET.encode(), api="messages") as caller:
+    with caplog.at_level(logging.INFO), bench.enter(api="messages") as caller:
         caller.admit(prepared())
         caller.follow(FakeAnswer(attempts=2, outcome="cancelled"))
         bench.now_s += 1.5
@@ -244,7 +251,7 @@ def test_labels_of_keys_are_bounded() -> None:
 def test_the_limits_are_told_when_they_change_and_when_they_refuse() -> None:
     bench = Bench(key(limits={"requests_per_minute": 2, "input_tokens_per_minute": 10}))
     told: list[Standings] = []
-    with bench.edge.enter(SECRET.encode(), api="chat", tell=told.append) as caller:
+    with bench.enter(tell=told.append) as caller:
         caller.admit(prepared(prompt_tokens=4))
         caller.follow(FakeAnswer())
     last = told[-1]
@@ -253,11 +260,11 @@ def test_the_limits_are_told_when_they_change_and_when_they_refuse() -> None:
     assert (last.requests.limit, last.requests.remaining, last.requests.reset_s) == (2, 1, 30.0)
     assert (last.input.limit, last.input.remaining) == (10, 6)
     assert last.output is None
-    with pytest.raises(InputTokensPerMinute), bench.edge.enter(SECRET.encode(), api="chat", tell=told.append) as caller:
+    with pytest.raises(InputTokensPerMinute), bench.enter(tell=told.append) as caller:
         caller.admit(prepared(prompt_tokens=9))
     bench.visit(prompt_tokens=1)
     told.clear()
-    with pytest.raises(RequestsPerMinute), bench.edge.enter(SECRET.encode(), api="chat", tell=told.append):
+    with pytest.raises(RequestsPerMinute), bench.enter(tell=told.append):
         pass
     assert told[-1].requests is not None
     assert told[-1].requests.remaining == 0
@@ -265,7 +272,7 @@ def test_the_limits_are_told_when_they_change_and_when_they_refuse() -> None:
 
 def test_nobody_is_told_of_limits_that_there_are_not() -> None:
     told: list[Standings] = []
-    with Bench(key(limits={"max_concurrency": 3})).edge.enter(SECRET.encode(), api="chat", tell=told.append):
+    with Bench(key(limits={"max_concurrency": 3})).enter(tell=told.append):
         pass
     assert not told
 

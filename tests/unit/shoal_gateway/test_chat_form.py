@@ -14,8 +14,7 @@ from shoal.common.v1.tokens_pb2 import PositionLogprobs, TokenLogprob
 from shoal.inference.v1 import generation_pb2, inference_service_pb2
 from shoal_gateway.deltas import DeltaWriter, collect
 from shoal_gateway.encode import Encoder
-from shoal_gateway.http.chat_chunks import ChunkWriter, WholeAnswer, usage_object
-from shoal_gateway.http.positions import position_objects
+from shoal_gateway.http.forms.chat import ChatForm, usage_object
 from shoal_gateway.output_reader import ChoiceOutput, OutputReader
 from shoal_gateway.text import OutputRecipe
 
@@ -52,10 +51,23 @@ def batches(encoder: Encoder, tokenizer: Tokenizer, texts: list[str], width: int
     return read
 
 
-def streamed(read: list[list[ChoiceOutput]], count: int) -> list[dict[str, Any]]:
+def form_of(tokenizer: Tokenizer, count: int) -> ChatForm:
+    return ChatForm(
+        answer_id="chatcmpl-1",
+        model="m",
+        created_s=7,
+        choice_count=count,
+        extension={"seed": 3},
+        include_usage=True,
+        is_thinking=True,
+        tokenizer=tokenizer,
+    )
+
+
+def streamed(read: list[list[ChoiceOutput]], count: int, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """What a client makes of the events: one message per choice."""
-    writer = ChunkWriter(answer_id="chatcmpl-1", model="m", created_s=7, extension={"seed": 3})
-    raw = b"".join(writer.chunks(output.choice_index, output.chunks) for outputs in read for output in outputs)
+    form = form_of(tokenizer, count)
+    raw = b"".join(form.events(outputs) for outputs in read)
     messages: list[dict[str, Any]] = [{"content": "", "reasoning_content": "", "calls": []} for _ in range(count)]
     events = [json.loads(one.removeprefix("data: ")) for one in raw.decode().split("\n\n") if one]
     assert "shoal" in events[0]
@@ -81,8 +93,8 @@ def streamed(read: list[list[ChoiceOutput]], count: int) -> list[dict[str, Any]]
 
 @pytest.mark.parametrize("width", [1, 3, 1000])
 def test_streamed_whole_and_grpc_say_the_same(encoder: Encoder, tokenizer: Tokenizer, width: int) -> None:
-    want = streamed(batches(encoder, tokenizer, TEXTS, width), len(TEXTS))
-    whole = WholeAnswer(len(TEXTS))
+    want = streamed(batches(encoder, tokenizer, TEXTS, width), len(TEXTS), tokenizer)
+    whole = form_of(tokenizer, len(TEXTS))
     response = inference_service_pb2.GenerateResponse()
     writers = [DeltaWriter(index, has_tokens=False) for index in range(len(TEXTS))]
     for outputs in batches(encoder, tokenizer, TEXTS, width):
@@ -91,9 +103,9 @@ def test_streamed_whole_and_grpc_say_the_same(encoder: Encoder, tokenizer: Token
                 output=writers[output.choice_index].delta(output), finish_reason=output.finish_reason
             )
             collect(response, inference_service_pb2.GenerateStreamResponse(finish=choice))
-            # Last, as accumulating uses a chunk up.
-            whole.add(output.choice_index, output.chunks)
-    body = json.loads(whole.body(answer_id="chatcmpl-1", model="m", created_s=7, usage={}, extension={"seed": 3}))
+        # Last, as accumulating uses a chunk up.
+        whole.add(outputs)
+    body = json.loads(whole.body(sampling_pb2.Usage()))
     assert [choice["index"] for choice in body["choices"]] == list(range(len(TEXTS)))
     for one, choice, remote in zip(want, body["choices"], response.choices, strict=True):
         message = choice["message"]
@@ -115,7 +127,7 @@ def test_streamed_whole_and_grpc_say_the_same(encoder: Encoder, tokenizer: Token
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=30))
 def test_any_text_survives_the_splicing(encoder: Encoder, tokenizer: Tokenizer, text: str) -> None:
-    (message,) = streamed(batches(encoder, tokenizer, ["x" + text], 1), 1)
+    (message,) = streamed(batches(encoder, tokenizer, ["x" + text], 1), 1, tokenizer)
     assert ("x" + text).startswith(message["reasoning_content"] or "x")
 
 
@@ -148,15 +160,15 @@ def test_hits_and_misses_add_up_to_the_prompt() -> None:
 
 
 def test_what_is_said_of_the_prompt_comes_once_with_the_next_event(encoder: Encoder, tokenizer: Tokenizer) -> None:
-    writer = ChunkWriter(answer_id="chatcmpl-1", model="m", created_s=7, extension={"seed": 3})
+    form = form_of(tokenizer, 1)
     first, second = batches(encoder, tokenizer, ["Hello to all of you"], 1)[:2]
-    (one,) = position_objects(
-        [PositionLogprobs(emitted=TokenLogprob(token_id=tokenizer.encode("a")[0], logprob=-0.5))], tokenizer
-    )
-    assert (one["token"], one["logprob"], one["top_logprobs"]) == ("a", -0.5, [])
-    writer.extend({"prompt_logprobs": [one]})
-    raw = writer.chunks(0, first[0].chunks) + writer.chunks(0, second[0].chunks) + writer.usage({})
-    events = [json.loads(each.removeprefix("data: ")) for each in raw.decode().split("\n\n") if each]
-    assert events[0]["shoal"] == {"seed": 3, "prompt_logprobs": [one]}
-    assert [each.get("shoal") for each in events[1:-1]] == [None] * (len(events) - 2)
-    assert events[-1]["shoal"] == {"seed": 3}
+    (token_id,) = tokenizer.encode("a")
+    first[0].prompt_logprobs = [PositionLogprobs(emitted=TokenLogprob(token_id=token_id, logprob=-0.5))]
+    raw = form.events(first) + form.events(second) + form.end(sampling_pb2.Usage())
+    *events, done = [each.removeprefix("data: ") for each in raw.decode().split("\n\n") if each]
+    assert done == "[DONE]"
+    said = [json.loads(each).get("shoal") for each in events]
+    one = {"token_id": token_id, "token": "a", "logprob": -0.5, "top_logprobs": []}
+    assert said[0] == {"seed": 3, "prompt_logprobs": [one]}
+    assert said[1:-1] == [None] * (len(events) - 2)
+    assert said[-1] == {"seed": 3}
