@@ -36,6 +36,8 @@ class Charge:
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
+        self.is_counted = False
+        """Taken from the requests per minute."""
         self.input = 0.0
         self.output = 0.0
         self.used: Callable[[], Used] | None = None
@@ -99,7 +101,10 @@ class Account:
         self._limits, self._share = limits, share
 
     def enter(self, now_s: float) -> Charge:
-        """A request begins. Raises ConcurrencyExceeded or RequestsPerMinute; then nothing is booked."""
+        """A request begins. Raises ConcurrencyExceeded or RequestsPerMinute; then nothing is booked.
+
+        Where tokens are limited too, requests per minute are judged with them: only then is the wait told the whole.
+        """
         limit = self._limits.max_concurrency
         if limit is not None and self.in_flight >= self._share.of_slots(limit):
             raise ConcurrencyExceeded(
@@ -107,26 +112,21 @@ class Account:
                 retry_after_s=self._next_end_s(),
                 limit=limit,
             )
-        if self._requests is not None:
-            wait_s = self._requests.wait_s(1, now_s)
-            if wait_s:
-                raise RequestsPerMinute(
-                    f"this key may send {self._limits.requests_per_minute} requests per minute",
-                    retry_after_s=wait_s,
-                    limit=self._limits.requests_per_minute,
-                )
-            self._requests.take(1, now_s)
         charge = Charge(now_s)
+        if self._input is None and self._output is None:
+            for error in self._too_many(now_s):
+                raise error
+            self._count(charge, now_s)
         self._open.add(charge)
         return charge
 
     def book(self, charge: Charge, *, input_tokens: int, output_tokens: int, now_s: float) -> None:
         """The request's prompt is known, and how much output to reserve for it.
 
-        Raises InputTokensPerMinute or OutputTokensPerMinute, whichever lasts longer; then nothing more is booked.
+        Raises the QuotaExceeded that lasts longest; then nothing more is booked.
         """
         self._review(now_s)
-        errors: list[QuotaExceeded] = []
+        errors: list[QuotaExceeded] = [] if charge.is_counted else self._too_many(now_s)
         limit = self._limits.input_tokens_per_minute
         if self._input is not None and limit is not None:
             if input_tokens > limit:
@@ -146,6 +146,7 @@ class Account:
                 errors.append(OutputTokensPerMinute(message, retry_after_s=wait_s, limit=limit, tokens=output_tokens))
         if errors:
             raise max(errors, key=lambda error: error.retry_after_s or 0.0)
+        self._count(charge, now_s)
         self._rebook(charge, input_tokens, output_tokens, now_s)
 
     def end(self, charge: Charge, used: Used, now_s: float) -> None:
@@ -153,6 +154,7 @@ class Account:
         if charge not in self._open:
             return
         self._open.remove(charge)
+        self._count(charge, now_s)
         self._rebook(charge, self._weigh(used), used.output_tokens, now_s)
         self._mean_s = _MEMORY * self._mean_s + (1 - _MEMORY) * max(0.0, now_s - charge.began_s)
 
@@ -162,7 +164,7 @@ class Account:
             return
         self._open.remove(charge)
         self._rebook(charge, 0, 0, now_s)
-        if self._requests is not None:
+        if self._requests is not None and charge.is_counted:
             self._requests.take(-1, now_s)
 
     def standings(self, now_s: float) -> Standings:
@@ -173,6 +175,18 @@ class Account:
             self._standing(self._input, limits.input_tokens_per_minute, now_s),
             self._standing(self._output, limits.output_tokens_per_minute, now_s),
         )
+
+    def _too_many(self, now_s: float) -> list[QuotaExceeded]:
+        limit = self._limits.requests_per_minute
+        if self._requests is None or not (wait_s := self._requests.wait_s(1, now_s)):
+            return []
+        message = f"this key may send {limit} requests per minute"
+        return [RequestsPerMinute(message, retry_after_s=wait_s, limit=limit)]
+
+    def _count(self, charge: Charge, now_s: float) -> None:
+        if self._requests is not None and not charge.is_counted:
+            self._requests.take(1, now_s)
+        charge.is_counted = True
 
     def _standing(self, bucket: Bucket | None, limit: int | None, now_s: float) -> Standing | None:
         if bucket is None or limit is None:

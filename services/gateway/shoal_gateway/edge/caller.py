@@ -82,7 +82,7 @@ class Caller:
     def admit(self, prepared: Prepared) -> Prepared:
         """Book its tokens, and put the key's tenant and priority on it.
 
-        Raises InputTokensPerMinute or OutputTokensPerMinute; then it counts for nothing.
+        Raises QuotaExceeded; then it counts for nothing.
         """
         output = prepared.choice_count * min(prepared.params.max_tokens, self._reservation)
         try:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal_common.errors import QuotaExceeded
 from shoal_gateway.edge.account import Account, Charge, Used
@@ -43,6 +43,7 @@ REQUESTS = st.tuples(
 )
 
 
+@settings(max_examples=150)
 @given(LIMITS, LIMITS, LIMITS, st.floats(0, 1), st.integers(1, 7), st.lists(REQUESTS, max_size=15))
 def test_whoever_waits_as_told_is_admitted(
     requests: int | None,
@@ -120,6 +121,30 @@ def test_requests_per_minute_refuse_the_one_after_and_tell_when_it_may_come() ->
         admit(one)
     assert refused.value.retry_after_s == pytest.approx(30.0)
     admit(one, now_s=30.0)
+
+
+def test_the_wait_for_a_request_is_told_together_with_that_for_its_tokens() -> None:
+    one = account(requests_per_minute=60, output_tokens_per_minute=60)
+    for _ in range(60):
+        admit(one, output_tokens=1)
+    with pytest.raises(OutputTokensPerMinute) as refused:
+        admit(one, output_tokens=30)
+    assert refused.value.retry_after_s == pytest.approx(30.0)
+
+
+def test_where_only_requests_are_limited_the_head_of_one_is_enough_to_refuse_it() -> None:
+    one = account(requests_per_minute=1)
+    one.enter(0.0)
+    with pytest.raises(RequestsPerMinute):
+        one.enter(0.0)
+    assert one.in_flight == 1
+
+
+def test_a_request_that_never_came_to_its_tokens_counts_as_one_all_the_same() -> None:
+    one = account(requests_per_minute=1, input_tokens_per_minute=100)
+    one.end(one.enter(0.0), Used(), 0.0)
+    with pytest.raises(RequestsPerMinute):
+        admit(one)
 
 
 def test_a_request_that_another_limit_refuses_costs_no_request() -> None:

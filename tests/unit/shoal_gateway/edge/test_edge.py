@@ -264,8 +264,8 @@ def test_the_limits_are_told_when_they_change_and_when_they_refuse() -> None:
         caller.admit(prepared(prompt_tokens=9))
     bench.visit(prompt_tokens=1)
     told.clear()
-    with pytest.raises(RequestsPerMinute), bench.enter(tell=told.append):
-        pass
+    with pytest.raises(RequestsPerMinute), bench.enter(tell=told.append) as caller:
+        caller.admit(prepared(prompt_tokens=1))
     assert told[-1].requests is not None
     assert told[-1].requests.remaining == 0
 
