@@ -63,6 +63,16 @@ def test_keys_that_cannot_be_used_are_named_by_their_setting(config: GatewayConf
         OpenEdge(config, instance_id="g", cache_secret="s", metrics=Metrics())
 
 
+def test_a_start_that_would_let_strangers_in_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    environ = {"SHOAL_GATEWAY_HTTP_ADDRESS": "0.0.0.0:8000"}
+    with pytest.raises(SystemExit) as refused:
+        settings.load_or_exit(GatewayConfig, service="gateway", environ=environ, argv=[])
+    assert refused.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("shoal gateway: SHOAL_GATEWAY_HTTP_ADDRESS is 0.0.0.0:8000, which others can reach")
+    assert "SHOAL_GATEWAY_API_KEYS_FILE" in line
+
+
 def test_keys_have_no_flag_and_are_not_shown() -> None:
     environ = {"SHOAL_GATEWAY_API_KEYS": f"a={HASH}, b={HASH[:-1]}1"}
     loaded = settings.load(GatewayConfig, service="gateway", environ=environ, argv=[])
