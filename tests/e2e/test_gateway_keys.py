@@ -33,8 +33,16 @@ PLAIN: dict[str, Any] = {
     "seed": 5,
     "ignore_eos": True,
 }
+MESSAGES = {
+    "model": "deepseek-flash",
+    "max_tokens": 5,
+    "messages": [{"role": "user", "content": "Hello"}],
+    "metadata": {"user_id": "ann"},
+}
 CHAT = "/v1/chat/completions"
-SECRETS = {name: f"sk-of-{name}-long-enough-to-be-one" for name in ("free", "slot", "rate", "words", "new", "shared")}
+SECRETS = {
+    name: f"sk-of-{name}-long-enough-to-be-one" for name in ("free", "slot", "rate", "words", "new", "shared", "claude")
+}
 KEYS = """
 [keys.free]
 hash = "{free}"
@@ -50,6 +58,9 @@ requests_per_minute = 2
 hash = "{words}"
 output_tokens_per_minute = 1200
 input_tokens_per_minute = 100
+[keys.claude]
+hash = "{claude}"
+requests_per_minute = 1
 [keys.shared]
 hash = "{shared}"
 requests_per_minute = 4
@@ -123,14 +134,29 @@ def test_strangers_get_a_401_that_says_nothing_of_keys(http: httpx.Client, heade
     assert http.get("/v1/models", headers=headers).status_code == 401
 
 
-def test_a_path_of_anthropic_refuses_in_its_form(http: httpx.Client) -> None:
-    answer = http.post("/v1/messages", json={}, headers={"x-api-key": "wrong"})
+@pytest.mark.parametrize("path", ["/v1/messages", "/anthropic/v1/messages", "/v1/messages/count_tokens"])
+def test_a_path_of_anthropic_refuses_in_its_form(http: httpx.Client, path: str) -> None:
+    answer = http.post(path, json=MESSAGES, headers={"x-api-key": "wrong"})
     body = answer.json()
-    assert (answer.status_code, body["type"], body["error"]["type"]) in (
-        (401, "error", "authentication_error"),
-        # Where the path is not served yet, nobody is asked who they are.
-        (404, "error", "not_found_error"),
-    )
+    assert (answer.status_code, body["type"]) == (401, "error")
+    assert (body["error"]["type"], body["error"]["code"]) == ("authentication_error", "invalid_api_key")
+
+
+def test_limits_are_told_to_anthropics_clients_in_their_headers_and_counting_counts_for_nothing(
+    http: httpx.Client,
+) -> None:
+    def ask(path: str) -> httpx.Response:
+        return http.post(path, json=MESSAGES, headers={"x-api-key": SECRETS["claude"]})
+
+    assert ask("/v1/messages/count_tokens").status_code == 200
+    answer = ask("/v1/messages")
+    assert answer.status_code == 200
+    assert answer.headers["anthropic-ratelimit-requests-remaining"] == "0"
+    assert ask("/v1/messages/count_tokens").status_code == 200
+    refused = ask("/v1/messages")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+    assert refused.json()["error"]["code"] == "requests_per_minute"
+    assert 55 <= int(refused.headers["retry-after"]) <= 60
 
 
 @pytest.mark.parametrize("path", ["/health", "/healthz", "/live", "/ready", "/readyz"])

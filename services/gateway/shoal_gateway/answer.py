@@ -170,7 +170,13 @@ class Answers:
         request_id = secrets.token_hex(16)
         request_scope.request_id.set(request_id)
         answer = Answer(request_id, prepared)
-        reader = OutputReader(prepared.choice_count, prepared.output, self._tokenizer)
+        reader = OutputReader(
+            prepared.choice_count,
+            prepared.output,
+            self._tokenizer,
+            request_id=request_id,
+            prompt_tokens=len(prepared.prompt_ids),
+        )
         running = Running(
             request_id=request_id,
             model=self._model_name,

@@ -22,7 +22,7 @@ MAX_USER_ID_BYTES = 512
 _MAX_BIASES = 1024
 MAX_BAD_WORD_BYTES = 1024
 _EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids", "determinism"})
-_EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs"}
+_EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs", "seed"}
 # Replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names only, and
 # leaves usage out of what it takes for a stream.
 _OURS = frozenset({"model", "n", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort", "logit_bias"})
@@ -69,13 +69,15 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     old_max_tokens = top.integer("max_tokens", 1, MAX_TOKENS)
     ignore_eos = extension.boolean("ignore_eos")
     options = top.mapping("stream_options")
+    seed = extension.integer("seed", 0, MAX_SEED)
+    sent_seed = top.integer("seed", 0, MAX_SEED)
     model = top.text("model", 256)
     if model is None:
         raise InvalidArgument.at("model", "is required")
     return ChatFields(
         model=model,
         choice_count=top.integer("n", 1, MAX_CHOICES) or 1,
-        seed=top.integer("seed", 0, MAX_SEED),
+        seed=sent_seed if seed is None else seed,
         max_tokens=old_max_tokens if max_tokens is None else max_tokens,
         min_tokens=top.integer("min_tokens", 0, MAX_TOKENS),
         is_stream=top.boolean("stream") or False,
@@ -88,7 +90,7 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
         prompt_logprobs=extension.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
         is_exact=_is_exact(extension),
         is_parallel=top.boolean("parallel_tool_calls") is not False,
-        effort_number=_effort_number(body),
+        effort_number=top.effort_number("reasoning_effort"),
         temperature=top.number("temperature", 0, 2),
         top_p=top.number("top_p", 0, 1),
         top_k=top.integer("top_k", 0, 2**31),
@@ -150,13 +152,6 @@ def _bad_words(extension: Fields, vocab_size: int) -> tuple[str | tuple[int, ...
         else:
             words.append(tuple(entry.token_ids(f"[{index}]", vocab_size, MAX_BAD_WORD_TOKENS) or ()))
     return tuple(words)
-
-
-def _effort_number(body: dict[str, Any]) -> int | None:
-    effort = body.get("reasoning_effort")
-    if isinstance(effort, int | float):
-        return Fields(body).integer("reasoning_effort", 1, 100)
-    return None
 
 
 def _logit_bias(body: dict[str, Any], vocab_size: int) -> dict[int, float]:

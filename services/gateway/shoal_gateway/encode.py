@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from deepseek_recipe import (
-    ChatCompletionRequest,
     ConversationRequest,
     ConversionError,
     ConversionOptions,
     DeepseekV41Encoding,
+    ReasoningContentBehavior,
     SpecialToken,
     SpecialTokens,
     Tokenizer,
@@ -22,8 +22,10 @@ from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import InvalidArgument
 
 from shoal_gateway.bad_words import add_bad_words
-from shoal_gateway.chat_fields import ChatFields, read_chat_fields, recipe_body
+from shoal_gateway.chat_fields import ChatFields
 from shoal_gateway.constraint import AskedConstraint, of_conversation
+from shoal_gateway.dialect import CHAT_DIALECT, Dialect
+from shoal_gateway.output_shape import OutputShape
 from shoal_gateway.sampling import chat_params, fit_context
 from shoal_gateway.served_model import ServedModel
 from shoal_gateway.text import OutputRecipe
@@ -73,6 +75,7 @@ class EncodedConversation:
     """A conversation as prompt ids, and how the answer to it is to be read."""
 
     converted: ConversationRequest
+    shape: OutputShape
     prompt_ids: list[int]
 
     def output(self, eos_id: int, stop_token_ids: Iterable[int]) -> OutputRecipe:
@@ -83,6 +86,7 @@ class EncodedConversation:
             parsing=parsing,
             has_tools=bool(self.converted.conversation.tools) and parsing.parse_tool_calls,
             hidden_ids=frozenset((eos_id, *stop_token_ids)),
+            shape=self.shape,
         )
 
 
@@ -100,6 +104,8 @@ class Encoder:
         self._context, self._draw_seed = context, draw_seed
         special = SpecialTokens(image=model.image_token)
         self._options = ConversionOptions().with_special_tokens(special)
+        # As the hosted API: a thought has to come back on turns that called tools.
+        self._strict_options = self._options.with_reasoning_content_behavior(ReasoningContentBehavior.Reject)
         self._encoding = DeepseekV41Encoding().with_special_tokens(special).with_tokenizer(tokenizer)
         self._effort_ids = tokenizer.encode(_EFFORT_LINE.format(75))
         self._thinking_end = tuple(tokenizer.encode(special.token(SpecialToken.ThinkingEnd)))
@@ -113,17 +119,16 @@ class Encoder:
         """A seed for a request that has none."""
         return self._draw_seed()
 
-    async def chat(self, body: dict[str, Any], size_bytes: int) -> PreparedChat:
+    async def chat(self, body: dict[str, Any], size_bytes: int, dialect: Dialect = CHAT_DIALECT) -> PreparedChat:
         """`chat_now`, on a thread where the body is large. The recipe lets other threads run."""
         if size_bytes < _LARGE_BODY_BYTES:
-            return self.chat_now(body)
-        return await asyncio.to_thread(self.chat_now, body)
+            return self.chat_now(body, dialect)
+        return await asyncio.to_thread(self.chat_now, body, dialect)
 
-    def chat_now(self, body: dict[str, Any]) -> PreparedChat:
-        """A chat completion request. Raises InvalidArgument or ModelNotFound, whatever the body holds."""
-        fields = read_chat_fields(body, self.model.vocab_size)
-        self.model.check_name(fields.model)
-        conversation = self.conversation(recipe_body(body, fields), fields.effort_number)
+    def chat_now(self, body: dict[str, Any], dialect: Dialect = CHAT_DIALECT) -> PreparedChat:
+        """A request with a conversation. Raises InvalidArgument or ModelNotFound, whatever the body holds."""
+        fields = dialect.read(body, self.model)
+        conversation = self._conversation(dialect, fields, body, self._strict_options)
         converted, ids = conversation.converted, conversation.prompt_ids
         params = chat_params(
             fields,
@@ -142,7 +147,9 @@ class Encoder:
             is_exact=fields.is_exact,
             constraint=of_conversation(
                 converted,
-                sent_tools=body.get("tools"),
+                fields=dialect.constraint_fields,
+                sent_schemas=dialect.tool_schemas(body),
+                strict_tools=_of_recipe(lambda: dialect.strict_tools(body, self._options)),
                 is_parallel=fields.is_parallel,
                 start_after_ids=self.thinking_end(converted),
             ),
@@ -152,9 +159,17 @@ class Encoder:
         )
 
     def conversation(self, body: dict[str, Any], effort_number: int | None) -> EncodedConversation:
-        """A body as the recipe takes it, encoded. Raises InvalidArgument for whatever the recipe does not like."""
-        converted = self._convert(body)
-        return EncodedConversation(converted=converted, prompt_ids=self._encode(converted, effort_number))
+        """A chat body as the recipe takes it, encoded. Raises InvalidArgument for whatever the recipe does not like."""
+        return self._encoded(CHAT_DIALECT, body, effort_number, self._options, self.model.name)
+
+    async def count_tokens(self, body: dict[str, Any], size_bytes: int, dialect: Dialect) -> int:
+        """Prompt tokens of a request that may be too long for any context. Raises as `chat` does."""
+
+        def count() -> int:
+            fields = dialect.read(body, self.model)
+            return len(self._conversation(dialect, fields, body, self._options).prompt_ids)
+
+        return count() if size_bytes < _LARGE_BODY_BYTES else await asyncio.to_thread(count)
 
     def thinking_end(self, converted: ConversationRequest) -> tuple[int, ...]:
         """Tokens behind which the answer proper begins; none where it begins at once."""
@@ -178,14 +193,25 @@ class Encoder:
             return default
         return _of_recipe(lambda: converted.resolve_max_tokens(prompt_tokens, context))
 
-    def _convert(self, body: dict[str, Any]) -> ConversationRequest:
-        converted = _of_recipe(lambda: ChatCompletionRequest(body).convert(self._options))
-        for index, message in enumerate(converted.conversation.messages):
-            if message.image_sources:
-                raise InvalidArgument.at(
-                    f"messages[{index}].content", "images are not supported yet", reason="IMAGES_UNSUPPORTED"
-                )
-        return converted
+    def _conversation(
+        self, dialect: Dialect, fields: ChatFields, body: dict[str, Any], options: ConversionOptions
+    ) -> EncodedConversation:
+        return self._encoded(dialect, dialect.recipe_body(body, fields), fields.effort_number, options, fields.model)
+
+    def _encoded(
+        self,
+        dialect: Dialect,
+        body: dict[str, Any],
+        effort_number: int | None,
+        options: ConversionOptions,
+        model: str,
+    ) -> EncodedConversation:
+        converted, shape = _of_recipe(lambda: dialect.convert(body, options, model))
+        for message in converted.conversation.messages:
+            for source in message.image_sources:
+                where = dialect.field_of(source.path)
+                raise InvalidArgument.at(where, "images are not supported yet", reason="IMAGES_UNSUPPORTED")
+        return EncodedConversation(converted=converted, shape=shape, prompt_ids=self._encode(converted, effort_number))
 
     def _encode(self, converted: ConversationRequest, effort_number: int | None) -> list[int]:
         ids = _of_recipe(lambda: self._encoding.encode(converted.conversation))

@@ -40,6 +40,11 @@ class Fields:
             raise InvalidArgument.at(self.name(key), f"must be in [{low}, {high}], got {value}")
         return float(value)
 
+    def effort_number(self, key: str) -> int | None:
+        """An effort if it is given as a number, in [1, 100]; the recipe knows the names."""
+        value = self._values.get(key)
+        return self.integer(key, 1, 100) if isinstance(value, int | float) else None
+
     def boolean(self, key: str) -> bool | None:
         """true or false."""
         value = self._values.get(key)

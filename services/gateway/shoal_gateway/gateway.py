@@ -23,7 +23,9 @@ from shoal_gateway.http.endpoint import Endpoint
 from shoal_gateway.http.exchange import Handler
 from shoal_gateway.http.form import Prepare
 from shoal_gateway.http.health import Health
+from shoal_gateway.http.messages import Messages
 from shoal_gateway.http.models import Models
+from shoal_gateway.http.responses import Responses
 from shoal_gateway.http.tokens import Tokens
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.prefix_chains import PrefixChains
@@ -33,6 +35,7 @@ from shoal_gateway.served_model import ServedModel
 
 _SEED_BITS = 53
 """Drawn seeds survive clients whose numbers are doubles."""
+_ANTHROPIC_BASES = ("", "/anthropic")
 
 
 class Gateway:
@@ -96,9 +99,16 @@ class Gateway:
                 admission_s=config.admission_s,
             )
 
-        generating = {"/chat/completions": endpoint(Chat(encoder).prepare)}
+        messages = Messages(encoder)
+        answering = endpoint(messages.prepare)
+        posts: dict[str, Handler] = {
+            "/chat/completions": endpoint(Chat(encoder).prepare),
+            "/responses": endpoint(Responses(encoder).prepare),
+            **{f"{base}/messages": answering for base in _ANTHROPIC_BASES},
+            **{f"{base}/messages/count_tokens": messages.count_tokens for base in _ANTHROPIC_BASES},
+        }
         self.app = App(
-            _routes(generating, Models(model), Tokens(encoder), Health(self.readiness)),
+            _routes(posts, Models(model), Tokens(encoder), Health(self.readiness)),
             self._edge.edge,
             max_body_bytes=config.max_body_bytes,
             read_timeout_s=config.read_timeout_s,
@@ -126,10 +136,10 @@ class Gateway:
 
 
 def _routes(
-    generating: Mapping[str, Handler], models: Models, tokens: Tokens, health: Health
+    posts: Mapping[str, Handler], models: Models, tokens: Tokens, health: Health
 ) -> Mapping[str, Mapping[str, Handler]]:
     return {
-        **{path: {"POST": endpoint} for path, endpoint in generating.items()},
+        **{path: {"POST": handler} for path, handler in posts.items()},
         "/models": {"GET": models.list_all},
         "/models/": {"GET": models.get},
         "/tokenize": {"POST": tokens.tokenize},

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deepseek_recipe import ChatCompletionChunk, Tokenizer
+from deepseek_recipe import Tokenizer
 from shoal.common.v1 import tokens_pb2
 
 from shoal_gateway.journal import UNFINISHED, FinishReason
+from shoal_gateway.output_shape import Chunk
 from shoal_gateway.text import ChoiceText, OutputRecipe
 
 
@@ -21,7 +22,7 @@ class ChoiceOutput:
     logprobs: list[tokens_pb2.PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: list[tokens_pb2.PositionLogprobs] = field(default_factory=list)
     """In the first output of choice 0 if asked for: one per prompt token after the first."""
-    chunks: list[ChatCompletionChunk] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     """Parsed text, in order; empty where only tokens are wanted. The last one holds the finish reason."""
     finish_reason: FinishReason = UNFINISHED
 
@@ -36,10 +37,23 @@ class _Arrived:
 
 
 class OutputReader:
-    """Output of all choices of one answer. Invariant: nothing comes of a choice after its finish reason."""
+    """Output of all choices of one answer. Invariant: nothing comes of a choice after its finish reason.
 
-    def __init__(self, choice_count: int, recipe: OutputRecipe | None, tokenizer: Tokenizer) -> None:
-        self._texts = [ChoiceText(recipe, tokenizer) for _ in range(choice_count)] if recipe else []
+    `cached_tokens` of the prompt is to be set before the first output is read.
+    """
+
+    def __init__(
+        self,
+        choice_count: int,
+        recipe: OutputRecipe | None,
+        tokenizer: Tokenizer,
+        *,
+        request_id: str = "",
+        prompt_tokens: int = 0,
+    ) -> None:
+        self._texts = [ChoiceText(recipe, tokenizer, request_id) for _ in range(choice_count)] if recipe else []
+        self._prompt_tokens = prompt_tokens
+        self.cached_tokens = 0
         self._has_begun = [False] * choice_count
         self._counts = [0] * choice_count
         self._finished = [False] * choice_count
@@ -100,7 +114,7 @@ class OutputReader:
             text = self._texts[index]
             if not self._has_begun[index]:
                 self._has_begun[index] = True
-                output.chunks += text.begin()
+                output.chunks += text.begin(self._prompt_tokens, self.cached_tokens)
             progress = text.push(one.token_ids, one.logprobs)
             output.chunks += progress.chunks
             kept, has_ended = progress.kept_count, progress.has_ended

@@ -108,7 +108,7 @@ class Running:
         return sampling_pb2.Usage(
             prompt_tokens=len(self._prepared.prompt_ids),
             completion_tokens=sum(self._reader.counts),
-            cached_prompt_tokens=min(self.cached_tokens, len(self._prepared.prompt_ids)),
+            cached_prompt_tokens=self.cached_tokens,
             reasoning_tokens=min(self._reader.reasoning_tokens, sum(self._reader.counts)),
             draft_tokens=sum(self.drafts.verified),
             accepted_draft_tokens=sum(self.drafts.accepted),
@@ -329,7 +329,8 @@ class Running:
 
     def _count(self, entry: decode_pb.Entry, step: int) -> None:
         if entry.HasField("cached_tokens") and not self.cached_tokens:
-            self.cached_tokens = entry.cached_tokens
+            self.cached_tokens = min(entry.cached_tokens, len(self._prepared.prompt_ids))
+            self._reader.cached_tokens = self.cached_tokens
         self.drafts.add(entry.drafted_count, entry.verified_count, entry.accepted_count)
         if entry.output_index and step != self._last_step:
             self.step_count += 1

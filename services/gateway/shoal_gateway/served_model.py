@@ -32,9 +32,13 @@ class ServedModel:
     created_s: int
     """When this gateway first offered it, Unix time."""
 
+    def has_name(self, name: str) -> bool:
+        """Requests may name this model so."""
+        return name == self.name or name in self.aliases
+
     def check_name(self, name: str) -> None:
         """Raises ModelNotFound unless requests may name this model so."""
-        if name != self.name and name not in self.aliases:
+        if not self.has_name(name):
             shown = name if len(name) <= 100 else name[:100] + "..."
             raise ModelNotFound(f"the model {shown!r} does not exist; {self.name} does", model=shown)
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 import orjson
 from deepseek_recipe import (
-    ChatCompletionChunk,
-    ChatCompletionRequest,
     Conversation,
     ConversationRequest,
     InferenceChunk,
     InferenceFinishReason,
     ModelVersion,
     ParsingOptions,
+    PromptUsage,
     SpecialToken,
     SpecialTokens,
     StreamProcessor,
@@ -23,16 +22,13 @@ from deepseek_recipe import (
 from shoal.common.v1 import sampling_pb2, tokens_pb2
 
 from shoal_gateway.journal import FinishReason
+from shoal_gateway.output_shape import CHAT, Chunk, OutputShape
 
 _LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot carry."""
 _NEVER = "\ue000\ue001shoal\ue002"
 """Private-use characters: the parser drops the end of a thought even where none is expected, so it gets no name."""
 _CALLS_END = "</{dsml} calls>"
-_WIRE_REASONS = {
-    "length": sampling_pb2.FINISH_REASON_LENGTH,
-    "tool_calls": sampling_pb2.FINISH_REASON_TOOL_CALLS,
-}
 _REASONS = {sampling_pb2.FINISH_REASON_LENGTH: InferenceFinishReason.Length}
 
 
@@ -45,6 +41,8 @@ class OutputRecipe:
     has_tools: bool
     hidden_ids: frozenset[int]
     """The end-of-sequence token and the stop tokens: they end a choice or, with ignore_eos, mean nothing."""
+    shape: OutputShape = CHAT
+    """Of which API the chunks are."""
 
 
 def plain_recipe(stop: Sequence[str], hidden_ids: frozenset[int]) -> OutputRecipe:
@@ -70,7 +68,7 @@ def detokenize(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
 class Progress:
     """What some tokens became."""
 
-    chunks: list[ChatCompletionChunk] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     kept_count: int = 0
     """Leading tokens of those pushed that belong to the output."""
     has_ended: bool = False
@@ -84,9 +82,9 @@ class ChoiceText:
     or the end of the tool calls may lie between any two of them.
     """
 
-    def __init__(self, recipe: OutputRecipe, tokenizer: Tokenizer) -> None:
-        # Ids and names are put in by whoever writes the answer: they are the same for all choices.
-        generator = ChatCompletionRequest.chunk_generator(recipe.converted, "", "")
+    def __init__(self, recipe: OutputRecipe, tokenizer: Tokenizer, request_id: str = "") -> None:
+        self._shape = recipe.shape
+        generator = self._shape.generator(recipe.converted, request_id)
         self._processor = StreamProcessor(generator, recipe.parsing, tokenizer)
         self._tokenizer = tokenizer
         self._hidden_ids = recipe.hidden_ids
@@ -96,9 +94,10 @@ class ChoiceText:
         self.end_reason: FinishReason = sampling_pb2.FINISH_REASON_UNSPECIFIED
         self._parsing = recipe.parsing
 
-    def begin(self) -> list[ChatCompletionChunk]:
-        """The first chunk, which names the role. Call once, first."""
-        return self._processor.push(InferenceChunk.ready())  # type: ignore[return-value]
+    def begin(self, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Chunk]:
+        """The first chunk, which names the role and may tell of the prompt. Call once, first."""
+        usage = PromptUsage(prompt_tokens=prompt_tokens, prompt_cache_hit_tokens=cached_tokens)
+        return self._processor.push(InferenceChunk.ready(prompt_usage=usage))
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs]) -> Progress:
         """Take more tokens; `logprobs` is empty or has one element per token."""
@@ -111,16 +110,16 @@ class ChoiceText:
                 break
         return progress
 
-    def finish(self, reason: FinishReason) -> list[ChatCompletionChunk]:
+    def finish(self, reason: FinishReason) -> list[Chunk]:
         """The worker ended the choice: what is still held back, and the chunk with the finish reason."""
         chunks = self._processor.push(InferenceChunk.finish(_REASONS.get(reason, InferenceFinishReason.Stop)))
         chunks += self._processor.finish()
-        self._ended(chunks)  # type: ignore[arg-type]
-        return chunks  # type: ignore[return-value]
+        self._ended(chunks)
+        return chunks
 
     def _push_one(self, token_id: int, logprobs: Sequence[tokens_pb2.PositionLogprobs], progress: Progress) -> None:
         chunks = self._processor.push(_tokens_chunk([token_id], logprobs))
-        progress.chunks += chunks  # type: ignore[arg-type]
+        progress.chunks += chunks
         if self._processor.finished:
             progress.has_ended = True
             self._ended(progress.chunks)
@@ -128,15 +127,12 @@ class ChoiceText:
             if self._calls.completes(token_id):
                 progress.chunks += self.finish(sampling_pb2.FINISH_REASON_STOP)
                 progress.has_ended = True
-        elif self._has_tools and any('"tool_calls":[' in chunk.to_json() for chunk in chunks):
+        elif self._has_tools and any(self._shape.begins_call(chunk.to_json()) for chunk in chunks):
             self._calls = _CallsEnd(self._parsing, self._tokenizer)
 
-    def _ended(self, chunks: Sequence[ChatCompletionChunk]) -> None:
-        """The last chunk tells why, and how many tokens were reasoning."""
-        last = orjson.loads(chunks[-1].to_json())
-        details = (last["usage"] or {}).get("completion_tokens_details") or {}
-        self.reasoning_tokens = int(details.get("reasoning_tokens") or 0)
-        self.end_reason = _WIRE_REASONS.get(last["choices"][0]["finish_reason"], sampling_pb2.FINISH_REASON_STOP)
+    def _ended(self, chunks: Sequence[Chunk]) -> None:
+        end = self._shape.ended(chunks)
+        self.reasoning_tokens, self.end_reason = end.reasoning_tokens, end.reason
 
 
 class _CallsEnd:
@@ -145,8 +141,7 @@ class _CallsEnd:
     def __init__(self, parsing: ParsingOptions, tokenizer: Tokenizer) -> None:
         self._tag = _CALLS_END.format(dsml=parsing.special_tokens.token(SpecialToken.Dsml))
         plain = plain_recipe([], frozenset())
-        generator = ChatCompletionRequest.chunk_generator(plain.converted, "", "")
-        self._processor = StreamProcessor(generator, plain.parsing, tokenizer)
+        self._processor = StreamProcessor(CHAT.generator(plain.converted, ""), plain.parsing, tokenizer)
         self._processor.push(InferenceChunk.ready())
         self._tail = ""
 

@@ -12,6 +12,7 @@ from shoal.inference.v1 import chat_pb2, generation_pb2
 from shoal_common.constraints import TABLE, ConstraintInvalid, ConstraintKind, OutputConstraint
 from shoal_common.errors import InvalidArgument, OutOfCapacity
 from shoal_gateway.constraint import AskedConstraint
+from shoal_gateway.dialect import MESSAGES_DIALECT, RESPONSES_DIALECT, Dialect
 from shoal_gateway.encode import Encoder
 from shoal_gateway.generation import prepare_now
 
@@ -117,6 +118,61 @@ def test_what_is_wrong_is_named_by_the_client_s_field(encoder: Encoder, fields: 
     with pytest.raises(ConstraintInvalid) as caught:
         encoder.chat_now({**PLAIN, **fields})
     assert caught.value.violations[0].field == field
+
+
+ODD = {"$defs": {"n": {"odd": 1}}}
+OTHER_APIS: dict[str, tuple[Dialect, dict[str, Any]]] = {
+    "tools[0].input_schema": (
+        MESSAGES_DIALECT,
+        {"messages": BASE["messages"], "tools": [{"name": "f", "input_schema": {**STRICT, **ODD}, "strict": True}]},
+    ),
+    "tools[0].parameters": (
+        RESPONSES_DIALECT,
+        {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": {**STRICT, **ODD}, "strict": True}]},
+    ),
+    "text.format.schema": (
+        RESPONSES_DIALECT,
+        {
+            "input": "x",
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object", "properties": ODD}}},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("field", OTHER_APIS)
+def test_in_the_other_apis_too(encoder: Encoder, field: str) -> None:
+    dialect, body = OTHER_APIS[field]
+    with pytest.raises(ConstraintInvalid) as caught:
+        encoder.chat_now({"model": "deepseek-flash", **body}, dialect)
+    assert caught.value.violations[0].field == field
+
+
+def test_all_apis_hold_an_answer_to_the_same(encoder: Encoder) -> None:
+    chat = asked(encoder, {**PLAIN, "tools": [tool(strict=True)], "parallel_tool_calls": False})
+    message = {
+        "model": "deepseek-flash",
+        "messages": PLAIN["messages"],
+        "thinking": {"type": "disabled"},
+        "tools": [{"name": "f", "input_schema": tool()["function"]["parameters"], "strict": True}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    }
+    response = {
+        "model": "deepseek-flash",
+        "input": "json please",
+        "reasoning": {"effort": "none"},
+        "tools": [{"type": "function", **tool(strict=True)["function"]}],
+        "parallel_tool_calls": False,
+    }
+    for dialect, body in ((MESSAGES_DIALECT, message), (RESPONSES_DIALECT, response)):
+        found = encoder.chat_now(body, dialect).request.constraint
+        assert found is not None
+        assert found.constraint == chat
+    form = {"type": "json_schema", "name": "n", "schema": STRICT, "strict": True}
+    chat = asked(encoder, {**PLAIN, "response_format": {"type": "json_schema", "json_schema": {**form, "type": None}}})
+    found = encoder.chat_now({**response, "tools": [], "text": {"format": form}}, RESPONSES_DIALECT).request.constraint
+    assert found is not None
+    assert found.constraint == chat
 
 
 def test_json_mode_needs_the_word_in_the_prompt(encoder: Encoder) -> None:

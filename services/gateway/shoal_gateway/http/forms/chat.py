@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from deepseek_recipe import ChatCompletionChunk, ChatCompletionResponse, Tokenizer
+from deepseek_recipe import ChatCompletionResponse, Tokenizer
 from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import MeshError
 
 from shoal_gateway.http.errors import openai_error
 from shoal_gateway.http.positions import prompt_report
 from shoal_gateway.output_reader import ChoiceOutput
+from shoal_gateway.output_shape import Chunk
 
 _CHOICE = '"choices":[{"index":0,'
 _USAGE = '}],"usage":'
@@ -99,7 +100,7 @@ class ChatForm:
             self._values |= prompt_report(output, self._tokenizer)
             accumulated = self._choices[output.choice_index]
             for chunk in output.chunks:
-                accumulated.accumulate(chunk)
+                accumulated.accumulate(chunk)  # type: ignore[arg-type]
 
     def body(self, usage: sampling_pb2.Usage) -> bytes:
         """The finished answer."""
@@ -112,7 +113,7 @@ class ChatForm:
         whole = {**self._shared("chat.completion"), "choices": choices, "usage": counts, "shoal": self._values}
         return orjson.dumps(whole)
 
-    def _event(self, choice_index: int, chunk: ChatCompletionChunk) -> str:
+    def _event(self, choice_index: int, chunk: Chunk) -> str:
         raw = chunk.to_json()
         if not self._at:
             # The same in every chunk: the recipe got an empty id and name, and its times have ten digits.

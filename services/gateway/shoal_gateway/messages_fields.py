@@ -1,0 +1,38 @@
+"""The fields of an Anthropic Messages body that Shoal reads itself; all others are the recipe's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal_gateway.chat_fields import MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL, ChatFields, read_chat_fields
+from shoal_gateway.fields import Fields
+
+_AS_IN_CHAT = ("model", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos", "shoal")
+_OURS = frozenset({"model", "max_tokens", "metadata", "stream", "seed", "ignore_eos", "shoal"})
+_MAX_SENT_TOKENS = 2**53
+"""More than the model can write is lowered, as the hosted API does."""
+
+
+def read_messages_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
+    """The fields of a Messages request. Raises InvalidArgument, which names the field."""
+    top = Fields(body)
+    max_tokens = top.integer("max_tokens", 1, _MAX_SENT_TOKENS)
+    metadata = top.mapping("metadata") or Fields({})
+    choice = top.mapping("tool_choice") or Fields({})
+    as_chat: dict[str, Any] = {name: body.get(name) for name in _AS_IN_CHAT}
+    as_chat["max_tokens"] = None if max_tokens is None else min(max_tokens, MAX_TOKENS)
+    as_chat["user_id"] = metadata.text("user_id", MAX_USER_ID_BYTES)
+    as_chat["parallel_tool_calls"] = not choice.boolean("disable_parallel_tool_use")
+    as_chat["reasoning_effort"] = (top.mapping("output_config") or Fields({})).effort_number("effort")
+    return read_chat_fields(as_chat, vocab_size)
+
+
+def messages_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
+    """The body as the recipe takes it: its own model name, an effort that it has a name for."""
+    inner = {key: value for key, value in body.items() if key not in _OURS}
+    inner["model"] = RECIPE_MODEL
+    if fields.max_tokens is not None:
+        inner["max_tokens"] = fields.max_tokens
+    if fields.effort_number is not None:
+        inner["output_config"] = {**body["output_config"], "effort": "high"}
+    return inner
