@@ -51,7 +51,8 @@ def test_a_streamed_answer_is_the_whole_answer_in_pieces(api: openai.OpenAI) -> 
     assert events[0].choices[0].delta.role == "assistant"
     assert [event.choices[0].finish_reason for event in events if event.choices][-1] == "length"
     assert len({(event.id, event.created) for event in events}) == 1
-    assert events[-1].usage == whole_answer.usage
+    # What was drafted is up to the moment.
+    assert events[-1].usage.model_dump(exclude={"shoal"}) == whole_answer.usage.model_dump(exclude={"shoal"})
     assert whole_answer.usage.completion_tokens == 20
     assert whole_answer.usage.total_tokens == whole_answer.usage.prompt_tokens + 20
 

@@ -151,7 +151,8 @@ async def test_a_request_that_does_not_parse_is_the_callers_fault(
             await call(channel, method, b"malformed")
     error = from_rpc_error(caught.value)
     assert (error.code, error.reason) == ("INVALID_ARGUMENT", "MALFORMED_MESSAGE")
-    assert not caplog.records
+    # But what asyncio says of an earlier test's event loop.
+    assert not [record for record in caplog.records if record.name != "asyncio"]
 
 
 @pytest.mark.parametrize("method", [*ARITIES, "written_stream"])

@@ -133,6 +133,8 @@ def test_compaction_moves_what_lives_and_frees_the_rest(tier: SsdTier) -> None:
     before = tier.stats()
     moved = {at.old_location: at for at in tier.compact(1 << 30)}
     assert tier.compact(1 << 30) == [], "one at a time"
+    assert len(moved) > 20
+    assert tier.stats().payload_bytes == before.payload_bytes, "each payload counts once, also while there are two"
     for number, location in held.items():
         entry, payload = made[number]
         assert tier.read(location, entry.size_bytes, entry.checksum) == payload, "until it is retired"
@@ -295,6 +297,11 @@ class TierMachine(RuleBasedStateMachine):
             (Path(self.folder.name) / "index" / "data.mdb").unlink()
         self.tier, found = self.opened()
         assert found == {item(number)[0].key: location for number, location in self.held.items()}
+
+    @invariant()
+    def what_is_held_is_counted_once(self) -> None:
+        paged = (-(-item(number)[0].size_bytes // 4096) * 4096 for number in self.held)
+        assert self.tier.stats().payload_bytes == sum(paged)
 
     @invariant()
     def what_is_held_can_be_read(self) -> None:

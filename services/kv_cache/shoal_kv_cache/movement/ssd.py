@@ -202,10 +202,15 @@ class SsdSink:
         arena = self._store.ram.arena
         items = [(entry, _joined(arena.views(slab, entry.size_bytes))) for entry, slab in batch]
         size_bytes = sum(entry.size_bytes for entry, _ in batch)
-        stats = self._disk.tier.stats()
         paged_bytes = sum(-(-entry.size_bytes // _PAGE_BYTES) * _PAGE_BYTES for entry, _ in batch)
         tenant_tag = batch[0][0].group.tenant_tag
-        await self._make_room(stats.payload_bytes + paged_bytes - stats.capacity_bytes, tenant_tag)
+        lacking_bytes = self._lacking(paged_bytes)
+        while lacking_bytes > 0:
+            # The index counts payloads, the tier whole pages: what goes is taken to be rounded up like what comes.
+            await self._make_room(-(-lacking_bytes * size_bytes // paged_bytes), tenant_tag)
+            before_bytes, lacking_bytes = lacking_bytes, self._lacking(paged_bytes)
+            if lacking_bytes >= before_bytes:
+                break
         try:
             return await self._disk.call(lambda: self._disk.tier.append(items))
         except SsdFull:
@@ -214,6 +219,10 @@ class SsdSink:
             while self._disk.tier.wants_compaction:
                 await self._disk.compact(self._store)
             return await self._disk.call(lambda: self._disk.tier.append(items))
+
+    def _lacking(self, paged_bytes: int) -> int:
+        stats = self._disk.tier.stats()
+        return stats.payload_bytes + paged_bytes - stats.capacity_bytes
 
     async def _make_room(self, size_bytes: int, tenant_tag: bytes) -> None:
         if size_bytes <= 0:

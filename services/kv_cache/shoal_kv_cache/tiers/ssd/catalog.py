@@ -20,6 +20,7 @@ class Catalog:
     unreadable  numbers of files that are there and could not be opened
     unwritten   places of removed records that have no tombstone yet; for the index they live until they have one, since
                 what it alone knew would be back when it is lost
+    copied      bytes of records that compaction has written once more, by the place of the first; until their files go
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class Catalog:
         self.segments: dict[int, Segment] = {}
         self.unreadable: set[int] = set()
         self.unwritten: set[int] = set()
+        self.copied: dict[int, int] = {}
         self.highest_number = 0
         self.live_bytes = 0
         self.record_count = 0
@@ -97,6 +99,12 @@ class Catalog:
                 if segment is not None:
                     found[chosen] = segment.pages.are_live(pages[chosen])
         return found
+
+    @property
+    def payload_bytes(self) -> int:
+        """live_bytes without the second copies that compaction has just made."""
+        with self.lock:
+            return self.live_bytes - sum(size for at, size in self.copied.items() if self.find(at) is not None)
 
     @property
     def next_number(self) -> int:

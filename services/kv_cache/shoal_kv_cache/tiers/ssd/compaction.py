@@ -107,6 +107,7 @@ class Mover:
         """The emptied files are gone."""
         with self._catalog.lock:
             self._moves.clear()
+            self._catalog.copied.clear()
             self.emptied = []
 
     def _empty(self, segment: Segment, chosen: Sequence[Segment], moved: list[Moved], give_up_at_s: float) -> None:
@@ -163,6 +164,7 @@ class Mover:
     def _put_back(self, moved: Sequence[Moved]) -> None:
         with self._catalog.lock:
             self._moves.clear()
+            self._catalog.copied.clear()
         self._discard([at.new_location for at in moved if at.new_location is not None])
 
     def _discard(self, locations: Sequence[int]) -> None:

@@ -219,7 +219,7 @@ class SsdTier:
         return SsdStats(
             capacity_bytes=self._capacity_bytes,
             max_file_bytes=self.max_file_bytes,
-            payload_bytes=catalog.live_bytes,
+            payload_bytes=catalog.payload_bytes,
             record_count=catalog.record_count,
             file_bytes=catalog.file_bytes,
             file_count=len(catalog.segments),
@@ -250,7 +250,7 @@ class SsdTier:
 
     def _reserve(self, wanted_bytes: int) -> None:
         with self._catalog.lock:
-            free_bytes = self._capacity_bytes - self._catalog.live_bytes - self._reserved_bytes
+            free_bytes = self._capacity_bytes - self._catalog.payload_bytes - self._reserved_bytes
             # The last segment file's worth is for compaction, which frees more than it takes.
             file_bytes = self._catalog.file_bytes + self._reserved_bytes + self._segment_file_bytes
             free_bytes = min(free_bytes, self.max_file_bytes - file_bytes)

@@ -20,7 +20,7 @@ from shoal_kv_cache.tiers.ssd.catalog import Catalog
 from shoal_kv_cache.tiers.ssd.checkpoints import Checkpoints
 from shoal_kv_cache.tiers.ssd.disk import Disk
 from shoal_kv_cache.tiers.ssd.errors import SsdUnavailable, from_os
-from shoal_kv_cache.tiers.ssd.layout import Body, location_of, pages_of
+from shoal_kv_cache.tiers.ssd.layout import PAGE, Body, location_of, pages_of
 from shoal_kv_cache.tiers.ssd.log import Log
 from shoal_kv_cache.tiers.ssd.segments import OpenFiles, Segment
 from shoal_kv_cache.tiers.ssd.values import Fsync
@@ -220,6 +220,10 @@ class Writer:
             return [0] * len(job.records)
         counts = [pages_of(shared.form.size_bytes) for shared in job.forms]
         payloads = [(record.page, counts[record.form_index]) for record in alive]
+        with self._catalog.lock:
+            self._catalog.copied.update(
+                (record.replaces, counts[record.form_index] * PAGE) for record in alive if record.replaces
+            )
         written = self._log.append(body, payloads, memoryview(job.buffer)[: job.used_bytes], job.header_bytes)
         self._checkpoints.add(location_of(written.number, written.page), written.header)
         begin = location_of(written.number, written.first)
