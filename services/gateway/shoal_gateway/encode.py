@@ -49,12 +49,17 @@ class Prepared:
     """Complete: seed and max_tokens are set."""
     choice_count: int
     user_id: str
+    """The caller's own end user, whose prefixes and turn in the queue are apart from those of others."""
     output: OutputRecipe | None
     """None where only tokens are wanted."""
     is_exact: bool = False
     """Fails rather than being answered by, or going on with, other numerics."""
     constraint: AskedConstraint | None = None
     """What every choice is held to."""
+    tenant: str = ""
+    """Whose request it is: of its API key; empty without keys."""
+    priority: int = 0
+    """Greater goes first; of its API key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
