@@ -50,6 +50,13 @@ class NatsServer:
                     raise
                 time.sleep(0.01)
 
+    @property
+    def pid(self) -> int:
+        """Of the running server."""
+        if self._process is None:
+            raise RuntimeError("not started")
+        return self._process.pid
+
     def stop(self) -> None:
         """Kill the process."""
         if self._process is not None:

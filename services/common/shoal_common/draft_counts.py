@@ -19,6 +19,7 @@ class DraftCounts:
     def add(self, drafted: int, verified: int, accepted: int) -> None:
         """One step of one choice."""
         for counts, number in ((self.drafted, drafted), (self.verified, verified), (self.accepted, accepted)):
-            counts.extend([0] * (number - len(counts)))
+            if number > len(counts):
+                counts.extend([0] * (number - len(counts)))
             for position in range(number):
                 counts[position] += 1

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from prometheus_client import Counter
+from shoal_common.draft_counts import DraftCounts
 from shoal_common.telemetry import Metrics
 
 from shoal_decode_worker.entries import TokenEntry
@@ -16,9 +20,21 @@ class DraftMetrics:
         self._verified = metrics.counter("decode_verified_draft_tokens", "Drafts verified, by draft position", labels)
         self._accepted = metrics.counter("decode_accepted_draft_tokens", "Drafts accepted, by draft position", labels)
 
-    def count(self, entry: TokenEntry) -> None:
-        """One step of one choice."""
-        numbers = (entry.drafted_count, entry.verified_count, entry.accepted_count)
-        for counter, number in zip((self._drafted, self._verified, self._accepted), numbers, strict=True):
-            for position in range(1, number + 1):
-                counter.labels(str(position)).inc()
+    def count(self, entries: Iterable[TokenEntry]) -> None:
+        """What one step made: summed up first, as a labelled counter costs more than the rest of an entry's way."""
+        step = DraftCounts()
+        for entry in entries:
+            if entry.drafted_count:
+                step.add(entry.drafted_count, entry.verified_count, entry.accepted_count)
+        for counter, numbers in (
+            (self._drafted, step.drafted),
+            (self._verified, step.verified),
+            (self._accepted, step.accepted),
+        ):
+            _add(counter, numbers)
+
+
+def _add(counter: Counter, numbers: list[int]) -> None:
+    for position, number in enumerate(numbers, 1):
+        if number:
+            counter.labels(str(position)).inc(number)

@@ -11,13 +11,15 @@ from shoal_common.errors import DeadlineExceeded, MeshError
 
 from shoal_decode_worker.frames import Frames
 from shoal_decode_worker.sessions import Sessions, Stream
-from shoal_decode_worker.wire import entry_message, next_indices_from
+from shoal_decode_worker.wire import add_entry, next_indices_from
 from shoal_decode_worker.wrong_field import wrong_field
 
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_TOKENS = 8192
 """Of one message: some 200 KB without log-probabilities, 5 MB with 20 of them per token."""
+FRAME_GAP_S = 0.001
+"""From one frame to the next, where steps are shorter than that."""
 _HELLO_TIMEOUT_S = 5.0
 
 Write = Callable[[pb.FramesResponse], Awaitable[None]]
@@ -88,13 +90,22 @@ async def _beat(stream: Stream, due: asyncio.Event, beat_s: float) -> None:
 
 
 async def _write(write: Write, stream: Stream, sessions: Sessions, frames: Frames, due: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    written_s = -FRAME_GAP_S
     while True:
         await stream.changed.wait()
+        # A message costs as much as the tokens of many streams: short steps share one.
+        if (early_s := written_s + FRAME_GAP_S - loop.time()) > 0:
+            await asyncio.sleep(early_s)
         stream.changed.clear()
         if due.is_set():
             due.clear()
             runnable = frames.runnable_count(stream.gateway_id)
             await write(pb.FramesResponse(beat=pb.WorkerBeat(step=sessions.step_count, runnable_count=runnable)))
         while taken := frames.take(stream.gateway_id, stream.stream_id, MAX_FRAME_TOKENS):
-            entries = [entry_message(request, entry) for request, entry in taken]
-            await write(pb.FramesResponse(frame=pb.Frame(step=sessions.step, entries=entries)))
+            message = pb.FramesResponse()
+            message.frame.step = sessions.step
+            for request, entry in taken:
+                add_entry(message.frame.entries, request, entry)
+            written_s = loop.time()
+            await write(message)

@@ -17,7 +17,7 @@ from shoal_decode_worker.frames import Frames
 from shoal_decode_worker.frames_stream import serve_frames
 from shoal_decode_worker.generation import GenerationStart, check
 from shoal_decode_worker.sessions import Session, Sessions
-from shoal_decode_worker.wire import ended_message, entry_message, start_from
+from shoal_decode_worker.wire import add_entry, ended_message, start_from
 
 if TYPE_CHECKING:
     import grpc
@@ -117,8 +117,10 @@ class DecodeServicer(rpc.DecodeServiceServicer):
             if session.failure is not None:
                 raise session.failure
             while not request.gateway_id and (entries := request.take(_MAX_MESSAGE_TOKENS)):
-                messages = [entry_message(request, entry) for entry in entries]
-                await context.write(pb.GenerateResponse(entries=pb.Entries(entries=messages)))
+                message = pb.GenerateResponse()
+                for entry in entries:
+                    add_entry(message.entries.entries, request, entry)
+                await context.write(message)
                 self._sessions.delivered(session, entries)
             if request.is_settled:
                 await context.write(pb.GenerateResponse(ended=ended_message(request)))

@@ -78,11 +78,11 @@ class Sessions:
         frames: Frames,
         engine: EngineLike,
         clock: Callable[[], float] = time.monotonic,
-        on_entry: Callable[[TokenEntry], None] = lambda entry: None,
+        on_entries: Callable[[Iterable[TokenEntry]], None] = lambda entries: None,
     ) -> None:
-        """`on_entry` is called with every entry that the engine made."""
+        """`on_entries` is called with the entries of every step."""
         self._core, self._frames, self._engine, self._clock = core, frames, engine, clock
-        self._on_entry = on_entry
+        self._on_entries = on_entries
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[tuple[str, int], Session] = {}
         self._streams: dict[int, Stream] = {}
@@ -213,8 +213,8 @@ class Sessions:
 
     def _stepped(self, step: int, entries: list[StepEntry]) -> None:
         self.step = step
+        self._on_entries(one.entry for one in entries)
         for one in entries:
-            self._on_entry(one.entry)
             request = self._core.emit(one.request_id, one.attempt, one.entry)
             if request is None:
                 continue

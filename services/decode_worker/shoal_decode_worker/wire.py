@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from shoal.common.v1 import sampling_pb2, tokens_pb2
 from shoal.decode.v1 import decode_service_pb2 as pb
 from shoal_common.constraints import OutputConstraint
@@ -89,24 +90,27 @@ def next_indices_from(messages: Iterable[pb.NextIndex]) -> list[NextIndex]:
     ]
 
 
-def entry_message(request: RequestLedger, entry: TokenEntry) -> pb.Entry:
-    """An entry with the names of its request."""
-    message = pb.Entry(
+def add_entry(entries: RepeatedCompositeFieldContainer[pb.Entry], request: RequestLedger, entry: TokenEntry) -> None:
+    """Put an entry into a message, with the names of its request. Most have tokens and nothing else."""
+    message = entries.add(
         request_id=request.request_id,
         attempt=request.attempt,
         choice_index=entry.choice_index,
         output_index=entry.output_index,
         token_ids=entry.token_ids,
-        logprobs=[_position(one) for one in entry.logprobs],
-        drafted_count=entry.drafted_count,
-        verified_count=entry.verified_count,
-        accepted_count=entry.accepted_count,
-        cached_tokens=entry.cached_tokens,
-        prompt_logprobs=[_position(one) for one in entry.prompt_logprobs],
     )
+    if entry.drafted_count:
+        message.drafted_count = entry.drafted_count
+        message.verified_count = entry.verified_count
+        message.accepted_count = entry.accepted_count
+    if entry.logprobs:
+        message.logprobs.extend(_position(one) for one in entry.logprobs)
+    if entry.prompt_logprobs:
+        message.prompt_logprobs.extend(_position(one) for one in entry.prompt_logprobs)
+    if entry.cached_tokens is not None:
+        message.cached_tokens = entry.cached_tokens
     if entry.finish_reason is not None:
         message.finish_reason = _REASONS[entry.finish_reason]
-    return message
 
 
 def _position(one: PositionLogprobs) -> tokens_pb2.PositionLogprobs:

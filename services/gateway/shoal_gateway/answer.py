@@ -12,7 +12,7 @@ from shoal.common.v1 import sampling_pb2
 from shoal_common import request_scope
 from shoal_common.errors import Draining
 
-from shoal_gateway.answer_group import AnswerGroup, wait_event
+from shoal_gateway.answer_group import AnswerGroup
 from shoal_gateway.attempt import Workers
 from shoal_gateway.encode import Prepared
 from shoal_gateway.metrics import GatewayMetrics
@@ -21,14 +21,15 @@ from shoal_gateway.prefix_chains import PrefixChains
 from shoal_gateway.refusals import Overloaded
 from shoal_gateway.reserve_client import ReserveClient
 from shoal_gateway.running import Running, Timeouts
+from shoal_gateway.waiting import Waiting
 
 
 class Answer:
     """One answer for one reader. Use as `async with`: leaving the block ends the request wherever it is."""
 
-    def __init__(self, request_id: str, prepared: Prepared, changed: asyncio.Event) -> None:
+    def __init__(self, request_id: str, prepared: Prepared, waiting: Waiting) -> None:
         self.request_id, self.prepared = request_id, prepared
-        self._changed = changed
+        self._waiting = waiting
         self._reader: OutputReader
         self._running: Running
         self._unacknowledged: dict[int, int] = {}
@@ -39,7 +40,7 @@ class Answer:
 
     def wake(self) -> None:
         """There is something to read, or an error."""
-        self._changed.set()
+        self._waiting.wake()
 
     @property
     def is_finished(self) -> bool:
@@ -81,7 +82,7 @@ class Answer:
         Call until `is_finished`. Raises the MeshError that ended the request, once everything before it is read.
         """
         self.acknowledge()
-        if not self.has_news and not await wait_event(self._changed, timeout_s):
+        if not self.has_news and not await self._waiting.wait(timeout_s):
             return []
         return self.take()
 
@@ -92,27 +93,30 @@ class Answer:
 
     def take(self) -> list[ChoiceOutput]:
         """What is there, without waiting; else as `read`."""
-        outputs, ends = self._reader.read()
-        reasons = {output.choice_index: output.finish_reason for output in outputs}
-        for choice_index, end_index in ends:
-            self._running.finish_choice(choice_index, end_index, reasons[choice_index])
-        counts = self._reader.counts
+        reader = self._reader
+        outputs, ends = reader.read()
+        if ends:
+            reasons = {output.choice_index: output.finish_reason for output in outputs}
+            for choice_index, end_index in ends:
+                self._running.finish_choice(choice_index, end_index, reasons[choice_index])
         for output in outputs:
-            self._unacknowledged[output.choice_index] = counts[output.choice_index]
+            self._unacknowledged[output.choice_index] = reader.count(output.choice_index)
         if not outputs and self._running.error is not None:
             raise self._running.error
         return outputs
 
     def close(self) -> None:
         """The reader leaves. Safe to repeat."""
+        self._waiting.close()
         self.acknowledge()
         self._running.give_up()
 
     def acknowledge(self) -> None:
         """What was read is delivered."""
-        for choice_index, next_index in self._unacknowledged.items():
-            self._running.taken(choice_index, next_index)
-        self._unacknowledged.clear()
+        if self._unacknowledged:
+            for choice_index, next_index in self._unacknowledged.items():
+                self._running.taken(choice_index, next_index)
+            self._unacknowledged.clear()
 
     async def __aenter__(self) -> Answer:
         return self
@@ -167,29 +171,29 @@ class Answers:
 
     async def open(self, prepared: Prepared) -> Answer:
         """Begin to answer an accepted request."""
-        return await self._open(prepared, asyncio.Event())
+        return await self._open(prepared, Waiting())
 
     async def open_group(self, requests: Sequence[Prepared]) -> AnswerGroup:
         """Begin to answer the requests of one accepted body, all or none. Raises Overloaded."""
         if self.in_flight + len(requests) - 1 > self._max_in_flight:
             raise self._overloaded()
-        changed = asyncio.Event()
+        waiting = Waiting()
         opened: list[Answer] = []
         try:
             for prepared in requests:
-                opened.append(await self._open(prepared, changed))
+                opened.append(await self._open(prepared, waiting))
         except BaseException:
             for answer in opened:
                 answer.close()
             raise
         request_scope.request_id.set(opened[0].request_id)
-        return AnswerGroup(opened, changed)
+        return AnswerGroup(opened, waiting)
 
-    async def _open(self, prepared: Prepared, changed: asyncio.Event) -> Answer:
+    async def _open(self, prepared: Prepared, waiting: Waiting) -> Answer:
         chains = await self._chains.of_prompt(prepared.prompt_ids, tenant=prepared.tenant, user_id=prepared.user_id)
         request_id = secrets.token_hex(16)
         request_scope.request_id.set(request_id)
-        answer = Answer(request_id, prepared, changed)
+        answer = Answer(request_id, prepared, waiting)
         reader = OutputReader(
             prepared.choice_count,
             prepared.output,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -11,6 +10,7 @@ from shoal_common.errors import MeshError
 
 from shoal_gateway.encode import Prepared
 from shoal_gateway.output_reader import ChoiceOutput
+from shoal_gateway.waiting import Waiting
 
 _COUNTS = (
     "prompt_tokens",
@@ -49,11 +49,11 @@ class Member(Protocol):
 class AnswerGroup:
     """Choice k of member m is choice m * n + k here. Read and closed as one Answer is; an error of one ends all.
 
-    changed   set by every member that has news
+    waiting   woken by every member that has news
     """
 
-    def __init__(self, members: Sequence[Member], changed: asyncio.Event) -> None:
-        self._members, self._changed = members, changed
+    def __init__(self, members: Sequence[Member], waiting: Waiting) -> None:
+        self._members, self._waiting = members, waiting
         self._error: MeshError | None = None
         self.request_id = members[0].request_id
 
@@ -89,7 +89,7 @@ class AnswerGroup:
             member.acknowledge()
         if self._error is not None:
             raise self._error
-        if not self._has_news and not await wait_event(self._changed, timeout_s):
+        if not self._has_news and not await self._waiting.wait(timeout_s):
             return []
         return self._take()
 
@@ -126,18 +126,6 @@ class AnswerGroup:
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-
-
-async def wait_event(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for the next time it is set; False if it was not in time."""
-    event.clear()
-    try:
-        # Not wait_for: that one loses a cancellation that comes together with the event.
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 def add_usages(usages: Iterable[sampling_pb2.Usage]) -> sampling_pb2.Usage:

@@ -27,13 +27,19 @@ class ChoiceOutput:
     finish_reason: FinishReason = UNFINISHED
 
 
-@dataclass(frozen=True, slots=True)
 class _Arrived:
-    choice_index: int
-    token_ids: Sequence[int]
-    logprobs: Sequence[tokens_pb2.PositionLogprobs]
-    finish_reason: FinishReason
-    prompt_logprobs: Sequence[tokens_pb2.PositionLogprobs]
+    __slots__ = ("choice_index", "finish_reason", "logprobs", "prompt_logprobs", "token_ids")
+
+    def __init__(
+        self,
+        choice_index: int,
+        token_ids: list[int],
+        logprobs: Sequence[tokens_pb2.PositionLogprobs],
+        finish_reason: FinishReason,
+        prompt_logprobs: Sequence[tokens_pb2.PositionLogprobs],
+    ) -> None:
+        self.choice_index, self.token_ids, self.finish_reason = choice_index, token_ids, finish_reason
+        self.logprobs, self.prompt_logprobs = logprobs, prompt_logprobs
 
 
 class OutputReader:
@@ -74,6 +80,10 @@ class OutputReader:
         """Output tokens that belong to the reasoning, of the choices that have ended."""
         return sum(text.reasoning_tokens for text in self._texts)
 
+    def count(self, choice_index: int) -> int:
+        """Output tokens of one choice read so far."""
+        return self._counts[choice_index]
+
     @property
     def counts(self) -> list[int]:
         """Output tokens read so far, per choice."""
@@ -88,7 +98,14 @@ class OutputReader:
         prompt_logprobs: Sequence[tokens_pb2.PositionLogprobs] = (),
     ) -> None:
         """More of one choice, without gaps or repetitions."""
-        self._arrived.append(_Arrived(choice_index, token_ids, logprobs, finish_reason, prompt_logprobs))
+        if self._arrived and not logprobs and not prompt_logprobs:
+            # What a reader that is behind finds as one push costs little more than one token.
+            last = self._arrived[-1]
+            if last.choice_index == choice_index and last.finish_reason == UNFINISHED and not last.logprobs:
+                last.token_ids += token_ids
+                last.finish_reason = finish_reason
+                return
+        self._arrived.append(_Arrived(choice_index, list(token_ids), logprobs, finish_reason, prompt_logprobs))
 
     def read(self) -> tuple[list[ChoiceOutput], list[tuple[int, int]]]:
         """What came since the last call, and the choices that ended by their text: (choice index, tokens kept)."""
@@ -120,9 +137,11 @@ class OutputReader:
             kept, has_ended = progress.kept_count, progress.has_ended
             if not has_ended and one.finish_reason != UNFINISHED:
                 output.chunks += text.finish(one.finish_reason)
-        output.prompt_logprobs += one.prompt_logprobs
+        if one.prompt_logprobs:
+            output.prompt_logprobs += one.prompt_logprobs
         output.token_ids += one.token_ids[:kept]
-        output.logprobs += one.logprobs[:kept]
+        if one.logprobs:
+            output.logprobs += one.logprobs[:kept]
         self._counts[index] += kept
         if has_ended:
             output.finish_reason = self._texts[index].end_reason

@@ -112,20 +112,20 @@ class ReserveClient:
         self._held[request.request_id] = held
         self._introduce(held)
 
-    def tell(self, message: pb.ReserveRequest) -> None:
-        """Report about a request to the replica that has its books."""
+    def tell(self, message: pb.ReserveRequest, *, can_wait: bool = False) -> None:
+        """Report about a request to the replica that has its books; what can wait may leave with a later message."""
         held = self._held.get(message.request_id)
         if held is None:
             return
         held.asked_at_s, held.is_answered = asyncio.get_running_loop().time(), not held.request.waits
         if held.replica is not None:
-            held.replica.send(message)
+            held.replica.send(message, can_wait=can_wait)
 
     def forget(self, request_id: str, last_word: pb.ReserveRequest) -> None:
         """The request has ended: Finished or Cancelled. Safe to repeat."""
         held = self._held.pop(request_id, None)
         if held is not None and held.replica is not None:
-            held.replica.send(last_word)
+            held.replica.send(last_word, can_wait=True)
 
     async def close(self) -> None:
         """End all streams."""

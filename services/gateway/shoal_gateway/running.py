@@ -172,34 +172,36 @@ class Running:
         attempt = self.session.attempt
         if self.session.admitted(attempt):
             message = pb.ReserveRequest(request_id=self._request_id, admitted=pb.Admitted(attempt=attempt))
-            self._reserve.tell(message)
+            self._reserve.tell(message, can_wait=True)
 
     def on_entry(self, entry: decode_pb.Entry, step: int) -> None:
         """Tokens of the current attempt; entries of any other are dropped."""
-        if not self.session.is_current(entry.attempt):
+        session = self.session
+        if not session.is_current(entry.attempt):
             return
         # Entries may come before the admission does; they prove it.
-        self.session.admitted(entry.attempt)
-        index = entry.choice_index
+        session.admitted(entry.attempt)
+        index, first = entry.choice_index, entry.output_index
         token_ids = list(entry.token_ids)
+        finish_reason = entry.finish_reason
         try:
-            was_finished = index < len(self._received) and self.session.journal.choices[index].is_finished
-            known = self.session.journal.take(index, entry.output_index, token_ids, entry.finish_reason)
+            was_finished = index < len(self._received) and session.journal.choices[index].is_finished
+            known = session.journal.take(index, first, token_ids, finish_reason)
         except EntriesMissing as error:
             self._attempt_failed(entry.attempt, error)
             return
-        self._received[index] = max(self._received[index], entry.output_index + len(token_ids))
+        self._received[index] = max(self._received[index], first + len(token_ids))
         if was_finished:
-            self._acknowledge(index, self._received[index], at_once=True)
+            self._acknowledge(index, self._received[index], is_end=True)
             return
         if not known:
             # What is sent once more was counted the first time.
             self._count(entry, step)
         self._reader.add(
             index,
-            token_ids[known:],
+            token_ids[known:] if known else token_ids,
             list(entry.logprobs)[known:],
-            entry.finish_reason,
+            finish_reason,
             prompt_logprobs=() if known else entry.prompt_logprobs,
         )
         self._on_change()
@@ -214,11 +216,10 @@ class Running:
 
     def taken(self, choice_index: int, next_index: int) -> None:
         """The client has everything below `next_index` of a choice."""
-        if self.session.journal.choices[choice_index].is_finished:
+        is_end = self.session.journal.choices[choice_index].is_finished
+        if is_end:
             next_index = max(next_index, self._received[choice_index])
-            self._acknowledge(choice_index, next_index, at_once=True)
-        else:
-            self._acknowledge(choice_index, next_index, at_once=False)
+        self._acknowledge(choice_index, next_index, is_end=is_end)
 
     def finish_choice(self, choice_index: int, end_index: int, reason: FinishReason) -> None:
         """The text of a choice ended: the worker is to stop there."""
@@ -233,7 +234,7 @@ class Running:
         elif self._task is not None and not self._task.done():
             # The worker ends the call once it knows that nothing is missing any more.
             for choice_index, next_index in enumerate(self._received):
-                self._acknowledge(choice_index, next_index, at_once=True)
+                self._acknowledge(choice_index, next_index, is_end=True)
             self._timers.append(self._loop.call_later(_CLOSING_S, self._task.cancel))
 
     def fail(self, error: MeshError) -> None:
@@ -322,16 +323,16 @@ class Running:
         self._on_change()
         self._on_ended()
 
-    def _acknowledge(self, choice_index: int, next_index: int, *, at_once: bool) -> None:
+    def _acknowledge(self, choice_index: int, next_index: int, *, is_end: bool) -> None:
         if self._link is not None:
-            key = (self._request_id, self.session.attempt)
-            self._link.acknowledge(key, choice_index, next_index, at_once=at_once)
+            self._link.acknowledge((self._request_id, self.session.attempt), choice_index, next_index, is_end=is_end)
 
     def _count(self, entry: decode_pb.Entry, step: int) -> None:
         if entry.HasField("cached_tokens") and not self.cached_tokens:
             self.cached_tokens = min(entry.cached_tokens, len(self._prepared.prompt_ids))
             self._reader.cached_tokens = self.cached_tokens
-        self.drafts.add(entry.drafted_count, entry.verified_count, entry.accepted_count)
+        if drafted := entry.drafted_count:
+            self.drafts.add(drafted, entry.verified_count, entry.accepted_count)
         if entry.output_index and step != self._last_step:
             self.step_count += 1
             self._last_step = step

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 from deepseek_recipe import (
@@ -61,7 +63,7 @@ def detokenize(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """The text of any token ids, special tokens spelled out; bytes of an unfinished last character are left out."""
     text = ChoiceText(plain_recipe([], frozenset()), tokenizer)
     chunks = text.begin() + text.push(token_ids, []).chunks + text.finish(sampling_pb2.FINISH_REASON_STOP)
-    return "".join(orjson.loads(chunk.to_json())["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    return "".join(_content(chunk) for chunk in chunks)
 
 
 @dataclass(slots=True)
@@ -78,8 +80,9 @@ class Progress:
 class ChoiceText:
     """The text of one choice. Same text however the tokens are split into pushes; tokens after the end are refused.
 
-    The recipe gets one token at a time: of several it holds back all while the last is half a character, and a stop
-    or the end of the tool calls may lie between any two of them.
+    Where a stop or the end of the tool calls may lie between any two tokens, and where each has log-probabilities, the
+    recipe gets one at a time. Else it gets a push as a whole, at a fraction of the cost, unless some token is half a
+    character: of several tokens that end so it would hold back all, and drop them with it at a cut-off.
     """
 
     def __init__(self, recipe: OutputRecipe, tokenizer: Tokenizer, request_id: str = "") -> None:
@@ -90,6 +93,11 @@ class ChoiceText:
         self._hidden_ids = recipe.hidden_ids
         self._has_tools = recipe.has_tools
         self._calls = _CallsEnd(recipe.parsing, tokenizer) if recipe.parsing.starts_in_tool_calls else None
+        parsing = recipe.parsing
+        self._can_end_inside = bool(
+            recipe.has_tools or parsing.stop_sequences or parsing.starts_in_tool_calls or parsing.parse_json_output
+        )
+        self._whole_ids = _whole_ids(tokenizer)
         self.reasoning_tokens = 0
         self.end_reason: FinishReason = sampling_pb2.FINISH_REASON_UNSPECIFIED
         self._parsing = recipe.parsing
@@ -101,6 +109,8 @@ class ChoiceText:
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs]) -> Progress:
         """Take more tokens; `logprobs` is empty or has one element per token."""
+        if not logprobs and not self._can_end_inside:
+            return self._push_all(token_ids)
         progress = Progress()
         for index, token_id in enumerate(token_ids):
             if token_id not in self._hidden_ids:
@@ -116,6 +126,18 @@ class ChoiceText:
         chunks += self._processor.finish()
         self._ended(chunks)
         return chunks
+
+    def _push_all(self, token_ids: Sequence[int]) -> Progress:
+        hidden = self._hidden_ids
+        shown = token_ids if hidden.isdisjoint(token_ids) else [one for one in token_ids if one not in hidden]
+        if not shown:
+            return Progress(kept_count=len(token_ids))
+        push = self._processor.push
+        if self._whole_ids.has_all(shown):
+            chunks = push(InferenceChunk.tokens(shown))
+        else:
+            chunks = [chunk for one in shown for chunk in push(InferenceChunk.tokens([one]))]
+        return Progress(chunks=chunks, kept_count=len(token_ids))
 
     def _push_one(self, token_id: int, logprobs: Sequence[tokens_pb2.PositionLogprobs], progress: Progress) -> None:
         chunks = self._processor.push(_tokens_chunk([token_id], logprobs))
@@ -135,23 +157,62 @@ class ChoiceText:
         self.reasoning_tokens, self.end_reason = end.reasoning_tokens, end.reason
 
 
+class _WholeIds:
+    """Tokens that are whole characters, found out one by one as they come. Bounded by the vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: set[int] = set()
+        self._others: set[int] = set()
+
+    def has_all(self, token_ids: Sequence[int]) -> bool:
+        """Every one of them is."""
+        if self._known.issuperset(token_ids):
+            return True
+        return all(one in self._known or self._find_out(one) for one in token_ids)
+
+    def _find_out(self, token_id: int) -> bool:
+        if token_id in self._others:
+            return False
+        chunks = _plain_processor(self._tokenizer).push(InferenceChunk.tokens([token_id]))
+        text = "".join(_content(chunk) for chunk in chunks)
+        is_whole = bool(text) and "\ufffd" not in text
+        (self._known if is_whole else self._others).add(token_id)
+        return is_whole
+
+
+@functools.lru_cache(maxsize=4)
+def _whole_ids(tokenizer: Tokenizer) -> _WholeIds:
+    """What is known of a tokenizer's tokens."""
+    return _WholeIds(tokenizer)
+
+
 class _CallsEnd:
     """Looks for the end of the block of tool calls from its first call on: the parser waits for the model to stop."""
 
     def __init__(self, parsing: ParsingOptions, tokenizer: Tokenizer) -> None:
         self._tag = _CALLS_END.format(dsml=parsing.special_tokens.token(SpecialToken.Dsml))
-        plain = plain_recipe([], frozenset())
-        self._processor = StreamProcessor(CHAT.generator(plain.converted, ""), plain.parsing, tokenizer)
-        self._processor.push(InferenceChunk.ready())
+        self._processor = _plain_processor(tokenizer)
         self._tail = ""
 
     def completes(self, token_id: int) -> bool:
         """Take the next token; True if the tag is complete with it."""
         for chunk in self._processor.push(InferenceChunk.tokens([token_id])):
-            self._tail += orjson.loads(chunk.to_json())["choices"][0]["delta"].get("content") or ""
+            self._tail += _content(chunk)
         found = self._tag in self._tail
         self._tail = self._tail[-len(self._tag) :]
         return found
+
+
+def _plain_processor(tokenizer: Tokenizer) -> StreamProcessor:
+    plain = plain_recipe([], frozenset())
+    processor = StreamProcessor(CHAT.generator(plain.converted, ""), plain.parsing, tokenizer)
+    processor.push(InferenceChunk.ready())
+    return processor
+
+
+def _content(chunk: Any) -> str:
+    return orjson.loads(chunk.to_json())["choices"][0]["delta"].get("content") or ""
 
 
 def _tokens_chunk(token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs]) -> InferenceChunk:

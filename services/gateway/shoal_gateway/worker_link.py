@@ -22,7 +22,12 @@ _EOF = grpc.aio.EOF  # type: ignore[attr-defined]
 
 BEAT_S = 1.0
 REOPEN_S = 3.0
-ACK_DELAY_S = 0.02
+ACK_DELAY_S = 0.05
+"""A message costs more than what it says, so acknowledgements wait for others."""
+END_ACK_DELAY_S = 0.01
+"""Those of a choice's end: the worker ends the call, and the books are closed, once it has them."""
+ACK_TOKENS = 64
+"""So many tokens of a choice do not wait. Well below the 256 that a worker keeps, or it would pause."""
 _BACKOFF_S = (0.05, 2.0)
 
 RequestKey = tuple[str, int]
@@ -60,11 +65,13 @@ class WorkerLink:
         self._gateway_id, self._channels, self._pulse = gateway_id, channels, pulse
         self._sinks: dict[RequestKey, EntrySink] = {}
         self._acks: dict[tuple[RequestKey, int], int] = {}
+        self._sent_acks: dict[tuple[RequestKey, int], int] = {}
         self._ends: dict[tuple[RequestKey, int], int] = {}
         self._new_ends: list[tuple[RequestKey, int]] = []
         self._open = asyncio.Event()
         self._wake = asyncio.Event()
         self._flush_timer: asyncio.TimerHandle | None = None
+        self._flush_due_s = 0.0
         self._lost_timer: asyncio.TimerHandle | None = None
         self._call: Any = None
         self._task = asyncio.create_task(self._run())
@@ -100,17 +107,24 @@ class WorkerLink:
         self._sinks.pop(key, None)
         for choice_index in range(choice_count):
             self._acks.pop((key, choice_index), None)
+            self._sent_acks.pop((key, choice_index), None)
             self._ends.pop((key, choice_index), None)
 
-    def acknowledge(self, key: RequestKey, choice_index: int, next_index: int, *, at_once: bool) -> None:
-        """Everything below `next_index` is taken over. Sent within ACK_DELAY_S, with others."""
+    def acknowledge(self, key: RequestKey, choice_index: int, next_index: int, *, is_end: bool) -> None:
+        """Everything below `next_index` is taken over. Sent within ACK_DELAY_S, at the end END_ACK_DELAY_S."""
         if key not in self._sinks:
             return
-        self._acks[(key, choice_index)] = next_index
-        if at_once:
+        choice = (key, choice_index)
+        self._acks[choice] = next_index
+        if next_index - self._sent_acks.get(choice, 0) >= ACK_TOKENS:
             self._wake.set()
-        elif self._flush_timer is None:
-            self._flush_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._flush)
+            return
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + (END_ACK_DELAY_S if is_end else ACK_DELAY_S)
+        if self._flush_timer is None or due_s < self._flush_due_s:
+            if self._flush_timer is not None:
+                self._flush_timer.cancel()
+            self._flush_timer, self._flush_due_s = loop.call_at(due_s, self._flush), due_s
 
     def finish(self, key: RequestKey, choice_index: int, end_index: int) -> None:
         """End a choice normally at `end_index`; repeated on every new stream until the attempt is detached."""
@@ -251,6 +265,7 @@ class WorkerLink:
                 acks.next_indices.add(
                     request_id=request_id, attempt=attempt, choice_index=choice_index, next_index=next_index
                 )
+            self._sent_acks |= self._acks
             self._acks.clear()
             out.append(pb.FramesRequest(acks=acks))
         return out

@@ -80,7 +80,11 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
 
     async def _read(self, requests: AsyncIterator[pb.ReserveRequest], outbox: Outbox) -> None:
         async for request in requests:
-            self._take(request, outbox.stream_id)
+            if request.HasField("batch"):
+                for one in request.batch.requests:
+                    self._take(one, outbox.stream_id)
+            else:
+                self._take(request, outbox.stream_id)
 
     def _take(self, request: pb.ReserveRequest, stream_id: str) -> None:
         kind = request.WhichOneof("message")

@@ -53,6 +53,44 @@ def test_a_log_that_cannot_be_read_is_one_line_and_status_2(
     assert not (tmp_path / "out").exists()
 
 
+def test_bad_options_and_places_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, out = tmp_path / "rounds", tmp_path / "out"
+    write_rounds(log, {Mode.GREEDY: 60})
+    before = log.read_bytes()
+    few = ["--least-rounds", "50"]
+    for arguments, message in (
+        ([str(log), "--out", str(out), "--least-rounds", "4"], "--least-rounds must be at least 50, got 4"),
+        ([str(log), "--out", str(log), *few], "is the log itself"),
+        ([str(log), "--out", str(tmp_path / "no" / "out"), *few], "No such file or directory"),
+        ([str(log), "--out", str(tmp_path), *few], "Is a directory"),
+        ([str(tmp_path), "--out", str(out)], "is no file"),
+        (["/dev/zero", "--out", str(out)], "is no file"),
+    ):
+        assert main(["model", "calibrate", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("shoal model calibrate: ")
+        assert message in error
+        assert error.count("\n") == 1
+    assert log.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["rounds"]
+
+
+def test_a_log_without_rounds_and_lines_that_are_none_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out = tmp_path / "rounds", tmp_path / "out"
+    write_rounds(log, {})
+    assert main(["model", "calibrate", str(log), "--out", str(out)]) == 2
+    assert capsys.readouterr().err == "shoal model calibrate: 500 rounds of a mode wanted, there are none\n"
+    write_rounds(log, {Mode.GREEDY: 60})
+    with log.open("a") as file:
+        file.write('["greedy",1,[NaN,1.0,1.0],[]]\n["greedy",2,[1.')
+    assert main(["model", "calibrate", str(log), "--out", str(out), "--least-rounds", "50"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 lines that are no rounds were skipped" in lines
+    assert lines[-1] == "sampled: no rounds, not fitted"
+
+
 def test_too_few_rounds_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rounds(tmp_path / "rounds", {Mode.GREEDY: 30})
     assert main(["model", "calibrate", str(tmp_path / "rounds"), "--out", str(tmp_path / "out")]) == 2

@@ -12,6 +12,7 @@ from shoal_gateway.answer_group import AnswerGroup, add_usages
 from shoal_gateway.encode import Prepared
 from shoal_gateway.output_reader import ChoiceOutput
 from shoal_gateway.refusals import NoCapacity
+from shoal_gateway.waiting import Waiting
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Member:
         self.is_closed = True
 
 
-class Waiting(Member):
+class Silent(Member):
     """Has nothing to say yet."""
 
     @property
@@ -73,7 +74,7 @@ def says(*token_ids: int) -> list[ChoiceOutput]:
 
 async def test_choices_are_counted_on_over_the_members() -> None:
     first, second = Member("a", says(10, 11)), Member("b", says(20, 21, 22))
-    group = AnswerGroup([first, second], asyncio.Event())
+    group = AnswerGroup([first, second], Waiting())
     read = []
     while not group.is_finished:
         read += [(one.choice_index, one.token_ids[0]) for one in await group.read(1)]
@@ -83,7 +84,7 @@ async def test_choices_are_counted_on_over_the_members() -> None:
 
 
 async def test_an_error_comes_after_what_the_others_said_before_and_ends_all() -> None:
-    group = AnswerGroup([Member("a", error=NoCapacity("full")), Member("b", says(20, 21))], asyncio.Event())
+    group = AnswerGroup([Member("a", error=NoCapacity("full")), Member("b", says(20, 21))], Waiting())
     assert [one.choice_index for one in await group.read(1)] == [2]
     assert not group.is_finished
     with pytest.raises(NoCapacity):
@@ -92,20 +93,20 @@ async def test_an_error_comes_after_what_the_others_said_before_and_ends_all() -
 
 
 async def test_a_read_waits_for_whichever_member_has_news_first() -> None:
-    changed = asyncio.Event()
-    first, second = Waiting("a"), Waiting("b")
+    changed = Waiting()
+    first, second = Silent("a"), Silent("b")
     group = AnswerGroup([first, second], changed)
     assert await group.read(0) == []
     reading = asyncio.create_task(group.read(10))
     await asyncio.sleep(0)
     second.outputs = says(20)
-    changed.set()
+    changed.wake()
     assert [one.choice_index for one in await reading] == [2]
 
 
 async def test_only_what_workers_took_was_used() -> None:
     members = [Member("a"), Member("b", is_admitted=False), Member("c", attempts=3)]
-    group = AnswerGroup(members, asyncio.Event())
+    group = AnswerGroup(members, Waiting())
     usage = group.usage()
     assert (usage.prompt_tokens, usage.completion_tokens, list(usage.accepted_by_position)) == (4, 6, [2])
     assert (group.is_admitted, group.attempts) == (True, 3)
@@ -113,7 +114,7 @@ async def test_only_what_workers_took_was_used() -> None:
 
 async def test_leaving_closes_every_member() -> None:
     members = [Member("a", says(10)), Member("b")]
-    async with AnswerGroup(members, asyncio.Event()):
+    async with AnswerGroup(members, Waiting()):
         pass
     assert all(one.is_closed for one in members)
 

@@ -16,6 +16,7 @@ from shoal_gateway.encode import Encoder
 from shoal_gateway.text import ChoiceText, OutputRecipe, detokenize, plain_recipe
 
 EOS = 1
+VOCABULARY = 512
 STOP, LENGTH = sampling_pb2.FINISH_REASON_STOP, sampling_pb2.FINISH_REASON_LENGTH
 CALLS = (
     '\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n'
@@ -100,6 +101,22 @@ def test_any_cut_of_any_text_says_the_same(encoder: Encoder, tokenizer: Tokenize
     whole = run(recipe, tokenizer, [ids])
     assert run(recipe, tokenizer, cuts(ids, at)) == whole
     assert not any(stop in whole["content"] for stop in stops)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_cut_of_any_tokens_says_the_same_at_a_cut_off(
+    encoder: Encoder, tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(st.lists(st.integers(2, VOCABULARY - 1), max_size=24))
+    is_thinking = data.draw(st.booleans())
+    recipe = chat_recipe(encoder, thinking={"type": "enabled" if is_thinking else "disabled"})
+    if is_thinking and data.draw(st.booleans()):
+        ids[len(ids) // 2 : len(ids) // 2] = tokenizer.encode("</think>")
+    at = data.draw(st.lists(st.integers(0, 30), max_size=6))
+    single = run(recipe, tokenizer, [[one] for one in ids], LENGTH)
+    assert run(recipe, tokenizer, [ids], LENGTH) == single
+    assert run(recipe, tokenizer, cuts(ids, at), LENGTH) == single
 
 
 def test_tool_calls_are_parsed_and_end_the_choice(encoder: Encoder, tokenizer: Tokenizer) -> None:

@@ -69,8 +69,8 @@ async def test_acknowledgements_travel_together_within_their_delay(link: WorkerL
     await link.wait_open(5)
     link.attach(("r", 1), Sink(0, 0))
     for index in range(1, 40):
-        link.acknowledge(("r", 1), 0, index, at_once=False)
-        link.acknowledge(("r", 1), 1, index + 1, at_once=False)
+        link.acknowledge(("r", 1), 0, index, is_end=False)
+        link.acknowledge(("r", 1), 1, index + 1, is_end=False)
     await until(lambda: worker.acknowledged("r", 1) == 40)
     acks = [one for one in worker.heard if one.HasField("acks")]
     assert len(acks) == 1
@@ -140,11 +140,11 @@ async def test_a_worker_that_never_answers_is_unreachable(link: WorkerLink, work
 async def test_a_detached_attempt_leaves_nothing_to_send(link: WorkerLink, worker: FakeWorker) -> None:
     await link.wait_open(5)
     link.attach(("r", 1), Sink(0))
-    link.acknowledge(("r", 1), 0, 3, at_once=False)
+    link.acknowledge(("r", 1), 0, 3, is_end=False)
     link.detach(("r", 1), 1)
-    link.acknowledge(("r", 1), 0, 4, at_once=True)
+    link.acknowledge(("r", 1), 0, 4, is_end=True)
     link.attach(("s", 1), Sink(0))
-    link.acknowledge(("s", 1), 0, 1, at_once=True)
+    link.acknowledge(("s", 1), 0, 1, is_end=True)
     await until(lambda: worker.acknowledged("s") == 1)
     assert worker.acknowledged("r") == 0
     assert not link.is_idle

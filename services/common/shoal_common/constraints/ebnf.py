@@ -19,6 +19,8 @@ ROOT = "root"
 MAX_NESTING = 64
 MAX_PARTS = 20_000
 MAX_REPEAT = 1_000
+MAX_STACKED = 4
+"""Repetitions of repetitions without a group, as in a?*+."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,7 @@ class _Parser:
         return None
 
     def _repeated(self, part: Expression) -> Expression:
+        depth = 0
         while (char := self._peek()) and char in "?*+{":
             if char == "{":
                 bounds = _BOUNDS.match(self._text, self._at)
@@ -211,7 +214,9 @@ class _Parser:
             else:
                 low, high = {"?": (0, 1), "*": (0, None), "+": (1, None)}[char]
                 self._at += 1
-            part = Repeat(part, low, high)
+            part, depth = Repeat(part, low, high), depth + 1
+            if depth > MAX_STACKED:
+                raise self._error(f"more than {MAX_STACKED} repetitions follow each other")
         return part
 
     def _literal(self) -> Literal:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,18 +20,26 @@ MAX_NODES = 20_000
 MAX_COUNT = 100_000
 """The largest lower or upper bound of a length that is enforced."""
 
+MAX_NUMBER = 2**53
+"""The largest magnitude of a number in an assertion, and of its digits as an integer: doubles are exact up to here."""
+MAX_PLACES = 22
+"""Behind the point of such a number."""
+
 Schema = dict[str, Any] | bool
 
 _ANNOTATIONS = frozenset({"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated"})
 _ANNOTATIONS |= {"readOnly", "writeOnly", "discriminator", "contentEncoding", "contentMediaType"}
-_ASSERTIONS = frozenset({"type", "enum", "const", "required", "pattern", "format", "multipleOf", "$ref"})
-_ASSERTIONS |= {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_ASSERTIONS = frozenset({"type", "enum", "const", "required", "pattern", "format", "$ref"})
 _COUNTS = ("minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength")
-_ONE_CHILD = ("additionalProperties", "items", "additionalItems")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_ONE_CHILD = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_KNOWN = _ANNOTATIONS | _ASSERTIONS | {*_COUNTS, *_ONE_CHILD, *_LISTS, *_MAPS}
+_KNOWN = _ANNOTATIONS | _ASSERTIONS | {*_COUNTS, *_NUMBERS, *_ONE_CHILD, *_LISTS, *_MAPS}
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
+_TYPES = _SCALARS | {"array", "object"}
+_STRINGS = ("pattern", "format", "$schema", "$id", "$comment", "title", "description")
+_UNWRITABLE = frozenset(map(chr, [*range(32), 127])) - frozenset("\b\t\n\f\r")
 
 
 def parse_json(text: str, field: str) -> Any:
@@ -42,7 +51,7 @@ def parse_json(text: str, field: str) -> Any:
     if size > MAX_TEXT_BYTES:
         raise invalid(field, f"has {size} bytes, at most {MAX_TEXT_BYTES} are taken")
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_members)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise invalid(field, "holds half of a surrogate pair") from error
@@ -115,17 +124,58 @@ def _check_node(node: dict[str, Any], path: str, field: str) -> None:
     if "$id" in node and path:
         raise invalid(field, f"{where}: $id is supported at the top only")
     for name in _COUNTS:
-        value = node.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT):
+        value = node.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
             raise invalid(field, f"{where}: {name} must be a whole number from 0 to {MAX_COUNT}")
     if "enum" in node and not (isinstance(node["enum"], list) and node["enum"]):
         raise invalid(field, f"{where}: enum must be a list of at least one value")
-    if "required" in node and not _is_names(node["required"]):
-        raise invalid(field, f"{where}: required must be a list of names")
+    if "required" in node and not (_is_names(node["required"]) and _is_distinct(node["required"])):
+        raise invalid(field, f"{where}: required must be a list of names, each once")
     if "$ref" in node and not (isinstance(node["$ref"], str) and node["$ref"].startswith("#")):
         raise invalid(field, f"{where}: $ref must point into this document")
-    if "type" in node and not (isinstance(node["type"], str) or _is_names(node["type"])):
-        raise invalid(field, f"{where}: type must be a name or a list of names")
+    if "type" in node:
+        kinds = [node["type"]] if isinstance(node["type"], str) else node["type"]
+        if not (_is_names(kinds) and kinds and _is_distinct(kinds) and _TYPES.issuperset(kinds)):
+            raise invalid(field, f"{where}: type must be one or more of {', '.join(sorted(_TYPES))}")
+    for name in _STRINGS:
+        if name in node and not isinstance(node[name], str):
+            raise invalid(field, f"{where}: {name} must be a string")
+    for name in _NUMBERS:
+        if name in node and not (_is_number(node[name]) and (name != "multipleOf" or node[name] > 0)):
+            raise invalid(
+                field, f"{where}: {name} must be a number of at most 2 ** 53 and 15 digits, and multipleOf positive"
+            )
+    for name in ("const", "enum"):
+        if name in node:
+            _check_value(node[name], f"{where}: {name}", field)
+    # Free names may come twice, and are then one property.
+    has_free_names = node.get("additionalProperties", True) is not False or node.get("patternProperties")
+    if has_free_names and node.get("minProperties", 0) > len(node.get("required", ())) + 1:
+        raise invalid(field, f"{where}: minProperties above required + 1 needs additionalProperties: false")
+
+
+def _check_value(value: Any, where: str, field: str) -> None:
+    """That a value of `const` or `enum` is generated as it is."""
+    stack = [(value, 0)]
+    while stack:
+        one, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise invalid(field, f"{where}: is nested more than {MAX_DEPTH} deep")
+        if isinstance(one, list | dict):
+            stack += [(inner, depth + 1) for inner in (one.values() if isinstance(one, dict) else one)]
+        elif isinstance(one, str):
+            if not _UNWRITABLE.isdisjoint(one):
+                raise invalid(field, f"{where}: control characters that need \\u are not supported")
+        elif isinstance(one, int | float) and not isinstance(one, bool) and not _is_number(one):
+            raise invalid(field, f"{where}: numbers above 2 ** 53, or of more than 15 digits, are not supported")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether an engine reads it as it is: an integer that a double holds, times a power of ten that one holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
+        return False
+    digits, exponent = Decimal(repr(value)).as_tuple()[1:]
+    return int("".join(map(str, digits))) <= MAX_NUMBER and int(exponent) >= -MAX_PLACES
 
 
 def _children(node: dict[str, Any], path: str, field: str) -> Iterator[tuple[str, Any]]:
@@ -195,6 +245,10 @@ def _target(reference: str) -> str:
     return unquote(reference[1:])
 
 
+def _is_distinct(names: list[str]) -> bool:
+    return len(set(names)) == len(names)
+
+
 def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
@@ -202,6 +256,13 @@ def _is_names(value: Any) -> bool:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 100 else text[:100] + "..."
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a member is given twice")
+    return made
 
 
 def _no_constant(name: str) -> None:

@@ -22,7 +22,10 @@ def normalise(
     """
     if len(start_after_ids) > MAX_START_IDS:
         raise invalid(field, f"may begin behind at most {MAX_START_IDS} tokens")
-    checked = _CHECKS[kind](text, field)
+    try:
+        checked = _CHECKS[kind](text, field)
+    except RecursionError as error:
+        raise invalid(field, "is nested too deep") from error
     return OutputConstraint(kind=kind, text=checked, engine=engine_of(kind), start_after_ids=start_after_ids)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import ssl
 import threading
@@ -23,6 +24,8 @@ _SLICE_BYTES = 1 << 20
 """Received at once on an event loop, a third of a millisecond."""
 _TURN_BYTES = 4 << 20
 """Received before others of the event loop have their turn, if it comes as fast as that."""
+_WAIT_MS, _MAX_WAITS = 1, 16
+"""For how long the event loop stands still for what comes next, and how often in one turn."""
 
 
 class StreamUnreachable(Unavailable):
@@ -177,25 +180,39 @@ def _converse(pull: StreamPull, connection: TimedSocket, deadline_s: float) -> N
 
 
 async def _converse_on_loop(pull: StreamPull, connected: socket.socket) -> None:
+    arrivals = select.poll()
+    arrivals.register(connected, select.POLLIN)
     steps = pull.steps()
     step = next(steps, None)
-    turn_bytes = 0
+    turn_bytes = wait_count = 0
     while step is not None:
         if isinstance(step, bytes):
-            await asyncio.get_running_loop().sock_sendall(connected, step)
+            await _send_all(connected, step)
             step = next(steps, None)
             continue
         try:
             count = connected.recv_into(step[:_SLICE_BYTES])
         except BlockingIOError:
-            await _readable(connected)
-            turn_bytes = 0
+            # More is on its way, mostly: it takes longer to hear of it from the event loop than it takes to come.
+            wait_count += 1
+            if wait_count > _MAX_WAITS or not arrivals.poll(_WAIT_MS):
+                await _readable(connected)
+                turn_bytes = wait_count = 0
             continue
         step = _told(steps, count)
         turn_bytes += count
         if turn_bytes >= _TURN_BYTES:
             await asyncio.sleep(0)
-            turn_bytes = 0
+            turn_bytes = wait_count = 0
+
+
+async def _send_all(connected: socket.socket, data: bytes) -> None:
+    try:
+        sent = connected.send(data)
+    except BlockingIOError:
+        sent = 0
+    if sent < len(data):
+        await asyncio.get_running_loop().sock_sendall(connected, data[sent:])
 
 
 def _told(steps: Steps, count: int) -> bytes | memoryview | None:

@@ -12,20 +12,23 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from llguidance import LLParserLimits
+from llguidance import LLMatcher, LLParserLimits
 from shoal_common import constraints
-from shoal_common.constraints import LLGUIDANCE, OutputConstraint, normalise
+from shoal_common.constraints import LLGUIDANCE, OutputConstraint, invalid, normalise
 from shoal_common.errors import Internal, MeshError
 
 from shoal_engine.constraint import Constraint, OutputUnfit, lead
 from shoal_engine.constraints.errors import CompilerBusy, ConstraintFailed, ConstraintTimeout
 from shoal_engine.constraints.grammar import grammar_of
 from shoal_engine.constraints.matcher import TokenMatcher
-from shoal_engine.constraints.prototype import Prototype
+from shoal_engine.constraints.prototype import Prototype, short
 from shoal_engine.constraints.tokenizer import GrammarTokenizer
 
 logger = logging.getLogger(__name__)
 
+STACK_BYTES = 512 * 1024 * 1024
+"""Of a compiling thread, reserved and not used: the engine recurses along references, about 10 kB for each, and a
+constraint may have 20,000 parts in a chain. Its overflow would end the process."""
 _Key = tuple[str, str]
 
 
@@ -74,37 +77,45 @@ def announced_id() -> str:
 class CompiledConstraint:
     """A `Constraint` with matchers made ahead, beside the steps: behind the outputs that its choices have so far."""
 
-    def __init__(self, prototype: Prototype, source: OutputConstraint, tokenizer: GrammarTokenizer) -> None:
-        self._prototype, self._source, self._tokenizer = prototype, source, tokenizer
-        self._made: list[tuple[tuple[int, ...], TokenMatcher]] = []
+    def __init__(
+        self,
+        prototype: Prototype,
+        source: OutputConstraint,
+        tokenizer: GrammarTokenizer,
+        engine: Callable[[], LLMatcher],
+    ) -> None:
+        """`engine` makes an engine of the prototype for whoever has no stack for it."""
+        self._prototype, self._source, self._tokenizer, self._engine = prototype, source, tokenizer, engine
+        self._made: list[tuple[tuple[int, ...], TokenMatcher | ConstraintFailed | OutputUnfit]] = []
 
     def prepare(self, output: Sequence[int]) -> None:
-        """Make a matcher that `matcher` will give for this output. A mask's time for every token of it."""
-        made = self._new()
-        # What is wrong with the output shows when the matcher is asked for.
-        with contextlib.suppress(ConstraintFailed, OutputUnfit):
+        """Make a matcher that `matcher` will give for this output; a mask's time for every token of it."""
+        made: TokenMatcher | ConstraintFailed | OutputUnfit
+        made = self._new(self._prototype.engine())
+        try:
             lead(made, output)
-            self._made.append((tuple(output), made))
+        except (ConstraintFailed, OutputUnfit) as error:
+            made = error
+        self._made.append((tuple(output), made))
 
     def matcher(self, *, avoids_end: bool = False, output: Sequence[int] = ()) -> TokenMatcher:
         """See `Constraint.matcher`."""
         wanted = tuple(output)
         place = next((i for i, (made_for, _) in enumerate(self._made) if made_for == wanted), None)
         if place is None:
-            made = self._new()
+            made = self._new(self._engine())
             lead(made, output)
         else:
-            _, made = self._made.pop(place)
+            _, prepared = self._made.pop(place)
+            if not isinstance(prepared, TokenMatcher):
+                raise prepared
+            made = prepared
         made.avoids_end = avoids_end
         return made
 
-    def _new(self) -> TokenMatcher:
-        return TokenMatcher(
-            self._prototype.engine(),
-            self._prototype,
-            self._tokenizer,
-            start_after_ids=self._source.start_after_ids,
-        )
+    def _new(self, engine: LLMatcher) -> TokenMatcher:
+        start_ids = self._source.start_after_ids
+        return TokenMatcher(engine, self._prototype, self._tokenizer, start_after_ids=start_ids)
 
 
 class ConstraintCompiler:
@@ -116,7 +127,7 @@ class ConstraintCompiler:
 
     def __init__(self, tokenizer: GrammarTokenizer, limits: CompilerLimits | None = None) -> None:
         self._tokenizer, self._limits = tokenizer, limits or CompilerLimits()
-        self._pool = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="shoal-constraints")
+        self._pool = _pool(self._limits.threads)
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, Prototype] = OrderedDict()
         self._kept_bytes = 0
@@ -172,10 +183,12 @@ class ConstraintCompiler:
         except MeshError as error:
             self._done(key)
             running.set_exception(error)
-        except Exception as error:
-            logger.error("compiling a constraint failed unexpectedly", exc_info=error)
+        except BaseException as error:
+            # A panic of the engine is no Exception. Whatever fails here, the constraint is what made it fail.
+            logger.warning("compiling a constraint failed unexpectedly", exc_info=error)
             self._done(key)
-            running.set_exception(Internal("internal error; the worker's log has the details"))
+            field = f"constraint.{source.kind.value}"
+            running.set_exception(invalid(field, f"cannot be compiled: {short(str(error) or type(error).__name__)}"))
         else:
             self._done(key, made)
             running.set_result(made)
@@ -222,12 +235,19 @@ class ConstraintCompiler:
         outputs: Sequence[Sequence[int]],
         answer: Future[Constraint],
     ) -> None:
-        made = CompiledConstraint(prototype, source, self._tokenizer)
-        for output in outputs:
-            if answer.done():
-                return
-            made.prepare(output)
-        _answer(answer, made)
+        made = CompiledConstraint(
+            prototype, source, self._tokenizer, lambda: self._pool.submit(prototype.engine).result()
+        )
+        try:
+            for output in outputs:
+                if answer.done():
+                    return
+                made.prepare(output)
+        except BaseException as error:
+            logger.error("making a matcher failed unexpectedly", exc_info=error)
+            _answer(answer, Internal("internal error; the worker's log has the details"))
+        else:
+            _answer(answer, made)
 
     def _submit(self, work: Callable[..., None], *args: Any) -> None:
         # Closed: nobody waits any more.
@@ -237,6 +257,19 @@ class ConstraintCompiler:
     def _expire(self, answer: Future[Constraint]) -> None:
         limit = self._limits.compile_s
         _answer(answer, ConstraintTimeout(f"the constraint was not compiled in {limit:g} s", timeout_s=limit))
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """With all its threads begun: their stacks are given when they begin."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="shoal-constraints")
+        all_begun = threading.Barrier(threads)
+        for _ in range(threads):
+            pool.submit(all_begun.wait)
+    finally:
+        threading.stack_size(before)
+    return pool
 
 
 def _answer(future: Future[Constraint], made: Constraint | BaseException) -> None:

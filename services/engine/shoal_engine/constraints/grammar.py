@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between the tokens of JSON. Bounded: a model may otherwise write blanks until its last token."""
-JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
+ESCAPES = '"\\nrbtf'
+"""What may follow a backslash. Not `u`, nor `/`: a name must have one spelling, or it passes for another one."""
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
 
 
 def grammar_of(constraint: OutputConstraint, special_ids: Mapping[str, int]) -> str:
@@ -40,10 +41,6 @@ def grammar_of(constraint: OutputConstraint, special_ids: Mapping[str, int]) -> 
 
 
 def _json_grammar(schema: str) -> str:
-    value = json.loads(schema)
     # The engine takes options from objects only; these two have their own spelling.
-    if value is True:
-        value = {}
-    elif value is False:
-        value = {"enum": []}
-    return str(LLMatcher.grammar_from_json_schema(value, overrides=JSON_OPTIONS))
+    text = {"true": "{}", "false": '{"enum":[]}'}.get(schema, schema)
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))

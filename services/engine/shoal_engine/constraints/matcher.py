@@ -236,6 +236,8 @@ class TokenMatcher:
 
 def _too_costly(engine: LLMatcher) -> ConstraintFailed:
     lines = engine.get_error().splitlines()
+    if lines and "NoExtension" in lines[0]:
+        return ConstraintFailed("the constraint allows no token here")
     said = lines[0][:200] if lines else "unknown error"
     return ConstraintFailed(f"the constraint exceeds what one token may cost: {said}")
 

@@ -74,13 +74,20 @@ class Prototype:
     def _checked(self) -> LLMatcher:
         made = self.engine()
         if made.is_error():
-            raise invalid(self._field, short(made.get_error()))
+            raise invalid(self._field, short(_plain(made.get_error())))
         # The first mask makes what every copy would make anew, and some grammars fail at it already.
         try:
             TokenMatcher(made, None, self._tokenizer).fill(np.empty(self._tokenizer.mask_words, dtype=np.int32))
         except ConstraintFailed as error:
             raise invalid(self._field, error.message) from error
         return made
+
+
+def _plain(message: str) -> str:
+    """Without options of the engine that nobody here can set."""
+    if "coerce_one_of" in message:
+        return "oneOf: the alternatives do not exclude each other visibly; use anyOf"
+    return message
 
 
 def short(message: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 PROBE_STEPS = 64
 """While the gate is closed, one step in so many drafts, to notice when the load or the text changes."""
 _NEWEST_WEIGHT = 0.3
+_DOUBT = 4.0
+"""What was known before counts like so many choices against one step's."""
 
 
 class DraftGate:
@@ -28,15 +30,20 @@ class DraftGate:
         """Whether drafting pays, as far as is known."""
         return self._gain is None or self._gain > 1.0
 
-    def note(self, drafted_rate: float, plain_rate: float) -> None:
-        """Expected tokens per second of one step: with its drafts and what they cost, and without any."""
+    def note(self, drafted_rate: float, plain_rate: float, choices: int) -> None:
+        """Expected tokens per second of one step of so many choices: with drafts and what they cost, and without any.
+
+        The figure of few choices is mostly chance, so it counts for less.
+        """
         newest = drafted_rate / plain_rate
-        is_first = self._gain is None or self._is_stale
-        self._gain = newest if is_first else (1 - _NEWEST_WEIGHT) * self.gain + _NEWEST_WEIGHT * newest
+        weight = choices / (choices + _DOUBT)
+        if not self._is_stale:
+            weight = min(weight, _NEWEST_WEIGHT)
+        self._gain = newest if self._gain is None else (1 - weight) * self._gain + weight * newest
         self._is_stale = False
 
     def forget(self) -> None:
-        """What was noted is of choices that are gone: probe at once, and take what that shows alone."""
+        """What was noted is of choices that are gone: probe at once, and let that count for all that it tells."""
         self._is_stale = True
         self._closed_steps = self._probe_steps - 1
 

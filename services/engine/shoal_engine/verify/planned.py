@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 BUDGET_AGE = 2
 """Steps that a delayed budget lies behind: a device that runs ahead needs the next step's size before this one ends."""
-_TELL_EVERY = 64  # steps
+_TELL_EVERY = 64  # steps with drafts
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 class PlannedWidth:
@@ -63,7 +64,7 @@ class PlannedWidth:
         self._calibrations = {mode: calibration.of(mode) for mode in Mode}
         self._costs_measured_at_s = costs_measured_at_s
         self._relay = ConfidenceRelay(BUDGET_AGE) if is_delayed else None
-        self._rates: deque[tuple[float, float] | None] = deque(maxlen=1 + BUDGET_AGE if is_delayed else 1)
+        self._rates: deque[tuple[float, float, int] | None] = deque(maxlen=1 + BUDGET_AGE if is_delayed else 1)
         self._closed_over: set[tuple[int, int]] | None = None
         self._agreement = agreement or OneRank()
         self._gate = gate or DraftGate()
@@ -87,26 +88,7 @@ class PlannedWidth:
     def widths(self, views: Sequence[WidthView]) -> list[int]:
         choices = len(views)
         caps = np.array([view.cap for view in views], dtype=np.int64)
-        confidences = self._confidences(views)
-        self._chances = survival(confidences, caps)
-        expected = self._chances if self._relay is None else survival(self._earlier(views, caps, confidences), caps)
-        count = max(int(np.count_nonzero(expected)), int(np.count_nonzero(self._chances)))
-        ratio = np.float32(self._outcome.value)
-        wanted = 0
-        if choices:
-            costs = self._costs.costs(
-                choices,
-                count,
-                choices=choices,
-                context=sum(view.context for view in views),
-                drafted=choices,
-            )
-            best = budget(expected * ratio, choices, costs)
-            # A probe is for its confidences: what a delayed budget knows of them is nothing yet.
-            wanted = best.drafts if self._relay is None or self._gate.is_open else 0
-            if self._relay is not None:
-                best = budget(self._chances * ratio, choices, costs)
-            self._note_gain(best.rate, choices / (float(costs[0]) - self._costs.draft_s(choices)), bool(caps.any()))
+        wanted = self._wanted(views, caps)
         self._follow_choices(views)
         is_drafting = self._gate.take_step() if choices else self._gate.is_open
         intent = StepIntent(choices + wanted, self._width if is_drafting else 0)
@@ -117,11 +99,39 @@ class PlannedWidth:
         found: list[int] = widths.tolist()
         return found
 
+    def _wanted(self, views: Sequence[WidthView], caps: NDArray[np.int64]) -> int:
+        """Drafts that pay in this step. The chances of all are kept, and the gate is told."""
+        choices = len(views)
+        if not caps.any():
+            self._chances = np.zeros((choices, self._width), dtype=np.float32)
+            if self._relay is not None:
+                self._relay.note(_NONE, _NONE, self._chances[:0])
+            self._note_gain(None)
+            return 0
+        confidences = self._confidences(views)
+        self._chances = survival(confidences, caps)
+        expected = self._chances if self._relay is None else survival(self._earlier(views, caps, confidences), caps)
+        count = max(int(np.count_nonzero(expected)), int(np.count_nonzero(self._chances)))
+        ratio = np.float32(self._outcome.value)
+        context = sum(view.context for view in views)
+        costs = self._costs.costs(choices, count, choices=choices, context=context, drafted=choices)
+        best = budget(expected * ratio, choices, costs)
+        # A probe is for its confidences: what a delayed budget knows of them is nothing yet.
+        wanted = best.drafts if self._relay is None or self._gate.is_open else 0
+        if self._relay is not None:
+            best = budget(self._chances * ratio, choices, costs)
+        self._note_gain((best.rate, choices / (float(costs[0]) - self._costs.draft_s(choices)), choices))
+        return wanted
+
     def observe(self, step: StepTimes) -> None:
         self._costs.observe(step)
 
     def verified(self, rounds: Sequence[VerifiedRound]) -> None:
         if not rounds:
+            return
+        rounds = [one for one in rounds if one.width]
+        if not rounds:
+            self._outcome.note(0.0, 0)
             return
         index = np.array([one.index for one in rounds])
         draft = np.arange(self._width)
@@ -150,9 +160,9 @@ class PlannedWidth:
             costs_measured_at_s=self._costs_measured_at_s,
         )
 
-    def _note_gain(self, drafted_rate: float, plain_rate: float, has_drafts: bool) -> None:
+    def _note_gain(self, rates: tuple[float, float, int] | None) -> None:
         """Tell the gate, as many steps later as confidences come late."""
-        self._rates.append((drafted_rate, plain_rate) if has_drafts else None)
+        self._rates.append(rates)
         known = self._rates[0] if len(self._rates) == self._rates.maxlen else None
         if known is not None:
             self._gate.note(*known)

@@ -82,18 +82,19 @@ class Endpoint:
         events = b""
         while not answer.is_finished:
             outputs = await answer.read(pace.left_s(answer))
+            # Output that is held back (half a character, a possible stop string) leaves a batch without events.
+            events = form.events(outputs) if outputs else b""
             # Judged once: what is written below must have been begun here.
-            is_due = pace.is_due(answer)
+            is_due = not events and pace.is_due(answer)
             if not exchange.has_begun and (outputs or is_due):
                 await exchange.begin(_EVENTS + _request_id(answer))
             if outputs and pace.is_first_output():
                 self._metrics.ttft.observe(pace.age_s())
-            # Output that is held back (half a character, a possible stop string) leaves a batch without events.
-            events = form.events(outputs) if outputs else b""
             if answer.is_finished:
                 break
             if events or is_due:
-                await exchange.write(events or form.keep_alive)
+                if not exchange.write_now(events or form.keep_alive):
+                    await exchange.write(events or form.keep_alive)
                 pace.wrote()
         await exchange.write(events + form.end(answer.usage()), is_last=True)
 

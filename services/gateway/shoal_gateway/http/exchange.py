@@ -15,7 +15,7 @@ from shoal_gateway.edge.account import Standings
 from shoal_gateway.edge.keys import ApiKey
 from shoal_gateway.http.errors import error_body, error_headers, is_anthropic, status_of
 from shoal_gateway.http.limit_headers import Headers, anthropic_headers, openai_headers
-from shoal_gateway.http.protocol import ABORT
+from shoal_gateway.http.protocol import ABORT, WRITE_NOW
 from shoal_gateway.refusals import BodyTooLarge, SlowWriter
 
 Scope = MutableMapping[str, Any]
@@ -51,6 +51,9 @@ class Exchange:
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
         self._is_complete = False
+        extensions = scope.get("extensions", {})
+        self._write_now: Callable[[bytes], bool] | None = extensions.get(WRITE_NOW)
+        self._abort: Callable[[], None] | None = extensions.get(ABORT)
         self.has_begun = False
         self.route = ""
         """The path as it is served, without version and name of a model."""
@@ -157,11 +160,17 @@ class Exchange:
         self._is_complete = is_last
         await self._bounded_send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
+    def write_now(self, data: bytes) -> bool:
+        """More of a body that has begun, if the client is not behind. False: nothing is written, `write` has to wait.
+
+        Saves the waiting of a stream whose client keeps up, which costs more than the writing.
+        """
+        return self._write_now is not None and self._write_now(data)
+
     async def abort(self) -> None:
         """Drop the connection, whatever is still unsent."""
-        extension = self._scope.get("extensions", {}).get(ABORT)
-        if extension is not None:
-            extension["call"]()
+        if self._abort is not None:
+            self._abort()
             # The server hears of it on the loop's next turn, and then no longer misses the rest of the response.
             await asyncio.sleep(0)
 

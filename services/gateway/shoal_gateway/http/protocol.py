@@ -9,7 +9,9 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 ABORT = "shoal.abort"
-"""Scope extension: how to drop the connection without waiting for the client."""
+"""Scope extension: a function that drops the connection without waiting for the client."""
+WRITE_NOW = "shoal.write_now"
+"""Scope extension: a function that writes more of a chunked body unless the client is behind; says whether it did."""
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
 MAX_HEADERS = 128
@@ -47,7 +49,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_head_timer()
         super().on_message_begin()
         # Closing waits for the client to take what is buffered; one that never reads can only be aborted.
-        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+        functions: dict[str, Any] = {ABORT: self.transport.abort, WRITE_NOW: self._write_now}
+        self.scope["extensions"] = functions
 
     def on_url(self, url: bytes) -> None:
         """A part of the request line."""
@@ -79,6 +82,13 @@ class BoundedProtocol(HttpToolsProtocol):
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()
+
+    def _write_now(self, data: bytes) -> bool:
+        cycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def _grow(self, size: int) -> None:
         self._head_bytes += size

@@ -83,6 +83,11 @@ def test_ties_go_to_the_earlier_draft_and_then_to_the_lower_choice() -> None:
     ]
 
 
+def test_a_draft_that_ties_goes_before_a_later_one_of_another_choice() -> None:
+    chances = survival(np.ones((3, 2), dtype=np.float32), np.array([2, 1, 2]))
+    assert [allocate(chances, k).tolist() for k in (2, 3, 4)] == [[1, 1, 0], [1, 1, 1], [2, 1, 1]]
+
+
 @given(st.data(), survivals(most=4, slots=3))
 def test_the_budget_is_the_best_of_all_widths(data: st.DataObject, chances: NDArray[np.float32]) -> None:
     """Brute force over every combination of widths, not only over those that the allocation would choose."""

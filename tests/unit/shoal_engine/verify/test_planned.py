@@ -102,27 +102,43 @@ def test_a_gate_closed_over_requests_that_are_gone_opens_for_the_next_ones() -> 
 
 def test_the_gate_opens_again_when_a_probe_pays() -> None:
     gate = DraftGate(probe_steps=4)
-    gate.note(0.9, 1.0)
+    gate.note(0.9, 1.0, 1000)
     assert [gate.take_step() for _ in range(4)] == [False, False, False, True]
-    gate.note(3.0, 1.0)
+    gate.note(3.0, 1.0, 1000)
     assert [gate.take_step() for _ in range(4)] == [True] * 4
 
 
 def test_a_gate_that_forgets_drafts_once_and_waits_for_what_that_shows() -> None:
     gate = DraftGate(probe_steps=4)
     for _ in range(9):
-        gate.note(0.5, 1.0)
+        gate.note(0.5, 1.0, 1000)
     assert not gate.take_step()
     gate.forget()
     assert [gate.take_step() for _ in range(4)] == [True, False, False, False]
-    gate.note(1.1, 1.0)
+    gate.note(1.1, 1.0, 1000)
     assert gate.is_open
-    assert gate.gain == pytest.approx(1.1)
+    assert gate.gain == pytest.approx(1.1, abs=0.01)
+
+
+def test_one_choice_moves_the_gate_less_than_many_do() -> None:
+    """One confident round of one choice says little of the next; that of hundreds says it all."""
+
+    def gain(choices: int, is_forgotten: bool) -> float:
+        gate = DraftGate()
+        gate.note(0.8, 1.0, choices)
+        if is_forgotten:
+            gate.forget()
+        gate.note(1.5, 1.0, choices)
+        return gate.gain
+
+    assert gain(1, False) == gain(1, True) == pytest.approx(0.94)
+    assert gain(500, False) == pytest.approx(1.01)
+    assert gain(500, True) == pytest.approx(1.5, abs=0.01)
 
 
 def test_a_delayed_budget_follows_the_confidences_of_the_step_before_last() -> None:
     gate = DraftGate()
-    gate.note(1000.0, 1.0)
+    gate.note(1000.0, 1.0, 1000)
     p = planner(table(base_s=0.001, row_s=1e-3), is_delayed=True, gate=gate)
 
     def step(logit: float) -> int:
@@ -271,6 +287,39 @@ def test_ranks_of_different_loads_step_with_the_same_rows_and_the_same_decision_
         assert all(rows[rank][step] <= intent.rows for rank in range(3))
     # A rank that wanted none fills the rows that it would pad anyway.
     assert rows[1][0] == 4 * (1 + WIDTH)
+
+
+INTENTS = st.builds(StepIntent, st.integers(0, 99), st.integers(0, WIDTH))
+
+
+@given(INTENTS, INTENTS, INTENTS)
+def test_ranks_join_their_intents_in_any_order_and_lose_none(a: StepIntent, b: StepIntent, c: StepIntent) -> None:
+    assert a.joined(b).joined(c) == c.joined(b.joined(a))
+    assert a.joined(a) == a
+    assert a.joined(b).rows >= a.rows
+    assert a.joined(b).draft_width >= a.draft_width
+
+
+def test_a_rank_whose_own_drafts_do_not_pay_makes_them_where_another_does() -> None:
+    ranks = ThreadRanks(2)
+    # The draft pass of the second costs more than it can bring.
+    tables = table(base_s=0.001, row_s=1e-3), table(base_s=0.001, row_s=1e-3, draft_s=1.0)
+    planners = [planner(costs, agreement=ranks.of(rank)) for rank, costs in enumerate(tables)]
+    made: list[list[int]] = [[], []]
+
+    def run(rank: int) -> None:
+        for _ in range(3):
+            planners[rank].widths([view(SURE)] * 4)
+            made[rank].append(planners[rank].draft_width)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert made == [[WIDTH] * 3] * 2
+    assert planners[0].stats().is_drafting
+    assert not planners[1].stats().is_drafting
 
 
 def test_one_rank_agrees_with_itself() -> None:

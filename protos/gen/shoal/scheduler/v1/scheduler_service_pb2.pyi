@@ -68,6 +68,7 @@ class ReserveRequest(_message.Message):
     ADOPT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request; empty in Opened."""
     @_builtins.property
@@ -102,6 +103,10 @@ class ReserveRequest(_message.Message):
     def cancelled(self) -> Global___Cancelled:
         """The caller left."""
 
+    @_builtins.property
+    def batch(self) -> Global___Batch:
+        """Several messages at once."""
+
     def __init__(
         self,
         *,
@@ -114,16 +119,41 @@ class ReserveRequest(_message.Message):
         adopt: Global___Adopt | None = ...,
         finished: Global___Finished | None = ...,
         cancelled: Global___Cancelled | None = ...,
+        batch: Global___Batch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "adopt", b"adopt", "cancelled", b"cancelled", "finished", b"finished", "lost", b"lost", "message", b"message", "opened", b"opened", "refused", b"refused", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "adopt", b"adopt", "batch", b"batch", "cancelled", b"cancelled", "finished", b"finished", "lost", b"lost", "message", b"message", "opened", b"opened", "refused", b"refused", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "adopt", b"adopt", "cancelled", b"cancelled", "finished", b"finished", "lost", b"lost", "message", b"message", "opened", b"opened", "refused", b"refused", "request_id", b"request_id", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "adopt", b"adopt", "batch", b"batch", "cancelled", b"cancelled", "finished", b"finished", "lost", b"lost", "message", b"message", "opened", b"opened", "refused", b"refused", "request_id", b"request_id", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "submit", "admitted", "refused", "lost", "adopt", "finished", "cancelled"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "submit", "admitted", "refused", "lost", "adopt", "finished", "cancelled", "batch"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
+
+@_typing.final
+class Batch(_message.Message):
+    """Messages about several requests, as if each came by itself. A message costs more than what it says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReserveRequest]:
+        """In order; none is Opened or a Batch."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ReserveRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Batch: _TypeAlias = Batch  # noqa: Y015
 
 @_typing.final
 class Opened(_message.Message):
