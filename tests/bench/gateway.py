@@ -153,16 +153,21 @@ def mesh_of(ms_per_token: float, step_tokens: int) -> Iterator[GatewayMesh]:
         "SHOAL_MOCK_RANK_TOKENS_PER_STEP": str(step_tokens),
     }
     gateway = {"SHOAL_GATEWAY_MODEL": str(packaged_model_dir())}
-    with tempfile.TemporaryDirectory() as folder:
-        with gateway_mesh(Path(folder), rank=rank, gateway=gateway, scheduler_count=1) as mesh:
-            yield mesh
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        gateway_mesh(Path(folder), rank=rank, gateway=gateway, scheduler_count=1) as mesh,
+    ):
+        yield mesh
 
 
 def measure_cost(ms_per_token: float, step_tokens: int, streams: Sequence[int]) -> list[dict[str, Any]]:
     """Both servers at one pace, per number of streams."""
-    with mesh_of(ms_per_token, step_tokens) as mesh, null_server(ms_per_token * step_tokens, step_tokens) as null:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return [figures(runner.run(pairs(null, (mesh.http, processes(mesh)), count))) for count in streams]
+    with (
+        mesh_of(ms_per_token, step_tokens) as mesh,
+        null_server(ms_per_token * step_tokens, step_tokens) as null,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return [figures(runner.run(pairs(null, (mesh.http, processes(mesh)), count))) for count in streams]
 
 
 def main() -> int:

@@ -315,6 +315,29 @@ def test_reflection_tells_all_that_a_caller_needs(mesh: GatewayMesh) -> None:
         assert [one.name for one in methods] == ["Generate", "GenerateStream", "ListModels"]
 
 
+def test_a_client_that_knows_the_interface_by_reflection_only_gets_answers_and_errors(mesh: GatewayMesh) -> None:
+    """By `buf curl`, which walks the reflection as grpcurl does, then speaks JSON."""
+
+    def curl(what: str, **body: Any) -> subprocess.CompletedProcess[str]:
+        buf = str(Path(sys.executable).with_name("buf"))
+        how = ["--protocol", "grpc", "--http2-prior-knowledge", "--data", json.dumps(body)]
+        return subprocess.run(
+            [buf, "curl", *how, f"http://{mesh.grpc}/{what}"], capture_output=True, text=True, timeout=30, check=False
+        )
+
+    wanted = {"text": "Hi", "sampling": {"max_tokens": 6, "seed": 3, "ignore_eos": True}, "output_form": 3}
+    whole = json.loads(curl("shoal.inference.v1.InferenceService/Generate", generation=wanted).stdout)
+    streamed = curl("shoal.inference.v1.InferenceService/GenerateStream", generation=wanted).stdout
+    ids = [int(one) for part in re.findall(r'"ids": \[([^]]*)]', streamed) for one in part.split(",")]
+    assert whole["choices"][0]["output"]["tokens"]["ids"] == ids
+    assert len(ids) == whole["tail"]["usage"]["completionTokens"] == 6
+    refused = curl("shoal.inference.v1.InferenceService/Generate", generation={**wanted, "n": 99})
+    assert refused.returncode != 0
+    assert json.loads(refused.stderr)["message"] == "generation.n: must be in [1, 8], got 99"
+    health = curl("grpc.health.v1.Health/Check", service="shoal.inference.v1.InferenceService")
+    assert json.loads(health.stdout) == {"status": "SERVING"}
+
+
 def test_resident_memory_is_small(mesh: GatewayMesh, client: openai.OpenAI) -> None:
     for _ in range(20):
         chat(client)

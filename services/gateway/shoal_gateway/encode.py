@@ -50,6 +50,7 @@ class Prepared:
     """Complete: seed and max_tokens are set."""
     choice_count: int
     user_id: str
+    """The caller's own end user, whose prefixes and turn in the queue are apart from those of others."""
     output: OutputRecipe | None
     """None where only tokens are wanted."""
     is_exact: bool = False
@@ -58,6 +59,10 @@ class Prepared:
     """What every choice is held to."""
     cache_points: tuple[int, ...] = ()
     """Prompt tokens after which a snapshot is kept, ascending."""
+    tenant: str = ""
+    """Whose request it is: of its API key; empty without keys."""
+    priority: int = 0
+    """Greater goes first; of its API key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the `openai` package does by itself: retries, time-outs, classes of errors, async streams, leaving early."""
+"""What the `openai` and `anthropic` packages do by themselves: retries, time-outs, classes of errors, leaving early."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anthropic
 import grpc
 import httpx
 import openai
@@ -174,3 +175,78 @@ def test_a_refused_request_raises_the_sdks_class_with_code_and_field(
         asked({**change, "stream": stream})
     assert (caught.value.code, caught.value.param) == (code, param)
     assert caught.value.type == "invalid_request_error"
+
+
+@pytest.fixture
+def claude(mesh: GatewayMesh) -> Iterator[Any]:
+    """Anthropic's client; nothing is held after the test."""
+    with anthropic.Anthropic(base_url=f"http://{mesh.http}", api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+    wait_for(lambda: held(mesh) == 0, what=lambda: f"{held(mesh)} places are held")
+
+
+def asked_of(seed: int = 5, **fields: Any) -> dict[str, Any]:
+    """A request of Messages."""
+    plain = {"model": "deepseek-flash", "max_tokens": 12, "messages": PLAIN["messages"]}
+    return {**plain, "thinking": {"type": "disabled"}, **fields, "extra_body": {"seed": seed, "ignore_eos": True}}
+
+
+@pytest.mark.parametrize("is_thinking", [False, True])
+def test_the_stream_of_messages_puts_the_whole_message_together(claude: Any, is_thinking: bool) -> None:
+    fields = asked_of(thinking={"type": "enabled", "budget_tokens": 1024}) if is_thinking else asked_of()
+    whole = claude.messages.create(**fields)
+    with claude.messages.stream(**fields) as stream:
+        kinds = [event.type for event in stream]
+        made = stream.get_final_message()
+    [block], [built] = whole.content, made.content
+    kind = "thinking" if is_thinking else "text"
+    assert (block.type, getattr(block, kind)) == (built.type, getattr(built, kind))
+    assert getattr(block, kind)
+    assert (made.stop_reason, made.usage.output_tokens) == (whole.stop_reason, 12) == ("max_tokens", 12)
+    assert made.usage == whole.usage
+    assert kinds.count(kind) > 2
+    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+
+
+def test_messages_are_counted_as_they_are_used_and_answered_as_chat(asked: Callable[..., Any], claude: Any) -> None:
+    answer = claude.messages.create(**asked_of())
+    counted = claude.messages.count_tokens(
+        model="claude-sonnet-4-5", messages=PLAIN["messages"], thinking={"type": "disabled"}
+    )
+    assert counted.input_tokens == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
+    assert answer.content[0].text == asked({}).choices[0].message.content
+
+
+def test_a_stop_sequence_is_named(claude: Any) -> None:
+    text = claude.messages.create(**asked_of(max_tokens=60)).content[0].text
+    stop = text[30:33]
+    answer = claude.messages.create(**asked_of(max_tokens=60, stop_sequences=["no such text", stop]))
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
+    assert answer.content[0].text == text[: text.index(stop)]
+
+
+def test_a_stream_of_messages_that_is_left_frees_its_place(mesh: GatewayMesh, claude: Any) -> None:
+    with claude.messages.stream(**asked_of(max_tokens=3000)) as stream:
+        next(stream.text_stream)
+        assert held(mesh) == 1
+    wait_for(lambda: held(mesh) == 0, what=lambda: "the place is still held", timeout_s=2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"model": "nobody"}, "model_not_found", "model"),
+        ({"top_p": 7}, "invalid_argument", "top_p"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context_length_exceeded", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refused_message_raises_the_class_of_anthropics_sdk(
+    claude: Any, change: dict[str, Any], code: str, param: str | None, stream: bool
+) -> None:
+    fields = asked_of()
+    fields["extra_body"] = {**fields["extra_body"], **change}
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.messages.create(**fields, stream=stream)
+    error = caught.value.body["error"]  # type: ignore[index]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, param)
