@@ -211,7 +211,7 @@ def test_the_stream_of_messages_puts_the_whole_message_together(claude: Any, is_
 def test_messages_are_counted_as_they_are_used_and_answered_as_chat(asked: Callable[..., Any], claude: Any) -> None:
     answer = claude.messages.create(**asked_of())
     counted = claude.messages.count_tokens(
-        model="claude-sonnet-4-5", messages=PLAIN["messages"], thinking={"type": "disabled"}
+        model="claude-of-no-year", messages=PLAIN["messages"], thinking={"type": "disabled"}
     )
     assert counted.input_tokens == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
     assert answer.content[0].text == asked({}).choices[0].message.content

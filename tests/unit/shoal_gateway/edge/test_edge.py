@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from shoal.common.v1 import sampling_pb2
 from shoal_common.api_keys import digest
-from shoal_common.errors import Draining, InvalidArgument
+from shoal_common.errors import Draining, Internal, InvalidArgument
 from shoal_common.presence import Presence
 from shoal_common.telemetry import Metrics
 from shoal_gateway.edge.account import Standings
@@ -186,6 +186,15 @@ def test_an_admitted_answer_counts_what_it_used_however_it_ended() -> None:
     bench.visit(FakeAnswer(), max_tokens=86)
     with pytest.raises(OutputTokensPerMinute):
         bench.visit(max_tokens=80)
+
+
+def test_an_error_that_only_the_client_heard_of_is_the_outcome_on_record(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(key())
+    with caplog.at_level(logging.INFO), bench.enter() as caller:
+        caller.admit(prepared())
+        caller.follow(FakeAnswer(outcome="cancelled"))
+        caller.failed(Internal("unexpected"))
+    assert [one.__dict__["outcome"] for one in caplog.records] == ["internal"]
 
 
 def test_every_choice_reserves_its_tokens_up_to_the_reservation() -> None:
