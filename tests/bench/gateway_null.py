@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 
@@ -58,7 +59,8 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tok
 
 
 async def _serve(token_s: float) -> None:
-    server = await asyncio.start_server(lambda *ends: answer(*ends, token_s), "127.0.0.1", 0, backlog=1024)
+    serve = functools.partial(answer, token_s=token_s)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
     await server.serve_forever()
 
