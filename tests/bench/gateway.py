@@ -59,7 +59,7 @@ WORKLOAD: dict[str, Any] = {
     "answer_tokens": TOKENS,
     "rounds": ROUNDS,
     "window_s": WINDOW_S,
-    "counted": "CPU of all processes of the server: the null server; NATS, scheduler, gateway, rank. The client in none",
+    "counted": "CPU of all server processes: null server; NATS, scheduler, gateway, rank. The client in none",
     "null": "asyncio streams, one write per token, no work per request",
 }
 
