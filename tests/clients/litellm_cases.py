@@ -14,7 +14,7 @@ OFF = {"extra_body": {"thinking": {"type": "disabled"}}}
 # LiteLLM knows by their names which models think.
 ANTHROPIC_OFF = {"thinking": {"type": "disabled"}, "allowed_openai_params": ["thinking"]}
 # Name for LiteLLM, path after the gateway's base, fields that switch thinking off.
-ROUTES = {
+ROUTES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "openai": ("openai/deepseek-flash", "/v1", OFF),
     "deepseek": ("deepseek/deepseek-flash", "", OFF),
     "deepseek with v1": ("deepseek/deepseek-chat", "/v1", OFF),

@@ -232,6 +232,7 @@ def test_a_silence_is_filled_and_the_end_of_patience_told_of(tmp_path: Path) -> 
     bodies = {
         "/v1/messages": {**MESSAGE, "stream": True, "max_tokens": 3000},
         "/v1/responses": {**RESPONSE, "stream": True, "max_output_tokens": 3000},
+        "/messages": {**MESSAGE, "max_tokens": 3000},
     }
     with gateway_mesh(tmp_path, rank=rank, gateway=gateway) as mesh:
 
@@ -245,8 +246,8 @@ def test_a_silence_is_filled_and_the_end_of_patience_told_of(tmp_path: Path) -> 
             return text
 
         try:
-            with ThreadPoolExecutor(2) as clients:
-                message, response = clients.map(read, bodies)
+            with ThreadPoolExecutor(3) as clients:
+                message, response, whole = clients.map(read, bodies)
         finally:
             mesh.ranks[0].popen.send_signal(signal.SIGCONT)
     name, last = events(message)[-1]
@@ -257,6 +258,8 @@ def test_a_silence_is_filled_and_the_end_of_patience_told_of(tmp_path: Path) -> 
     assert response.count(": keep-alive\n\n") >= 4
     assert (name, last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["code"] == "deadline_exceeded"
+    assert len(whole) - len(whole.lstrip("\n")) >= 4
+    assert json.loads(whole)["error"]["code"] == "deadline_exceeded"
 
 
 junk = st.recursive(
@@ -264,10 +267,8 @@ junk = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
     max_leaves=8,
 )
-OTHERS = (
-    "tools tool_choice stream system stop_sequences metadata output_config top_k text instructions include "
-    "previous_response_id background parallel_tool_calls"
-).split()
+OTHERS = ["tools", "tool_choice", "stream", "system", "stop_sequences", "metadata", "output_config", "top_k", "text"]
+OTHERS += ["instructions", "include", "previous_response_id", "background", "parallel_tool_calls"]
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))

@@ -91,7 +91,7 @@ def test_prompts_of_one_body_are_answered_as_if_they_were_alone(mesh: GatewayMes
 def test_more_prompts_than_the_gateway_holds_are_refused_whole(mesh: GatewayMesh, http: httpx.Client) -> None:
     with pytest.raises(openai.InternalServerError) as caught:
         ask(mesh, prompt=["a"] * 5)
-    assert (caught.value.status_code, caught.value.code) == (503, "gateway_overloaded")
+    assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
     assert ask(mesh, prompt=["a"] * 4).usage.completion_tokens == 48
 
 

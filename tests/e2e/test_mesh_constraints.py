@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -104,6 +105,9 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     # Only the worker's engine finds these.
     ({"response_format": json_schema({"type": "object", "properties": {"a": {"format": "odd"}}}, False)}, "schema"),
     ({"response_format": {"type": "regex", "regex": "a(?=b)"}}, "response_format.regex"),
+    # These have failed inside of the engine, or ended the worker.
+    ({"response_format": json_schema({"type": "integer", "minimum": 10**30}, False)}, "schema"),
+    ({"response_format": json_schema({"const": -(2**63)}, False)}, "schema"),
 ]
 
 
@@ -137,9 +141,34 @@ def test_a_grpc_caller_is_told_its_own_field(client: Client) -> None:
     for made, field in [
         (sampling_pb2.Constraint(ebnf="root ::= x"), "generation.constraint.ebnf"),
         (sampling_pb2.Constraint(regex="("), "generation.constraint.regex"),
+        (sampling_pb2.Constraint(json_schema='{"const": 1' + "0" * 30 + "}"), "generation.constraint.json_schema"),
+        (
+            sampling_pb2.Constraint(json_schema='{"format": "odd", "type": "string"}'),
+            "generation.constraint.json_schema",
+        ),
         (sampling_pb2.Constraint(), "generation.constraint"),
     ]:
         with pytest.raises(ShoalError) as caught:
             client.generate(generation("hi", constraint=made))
         assert caught.value.reason == "CONSTRAINT_INVALID"
         assert field in str(caught.value)
+
+
+def test_a_constraint_that_leads_nowhere_fails_its_request_alone(whole: Mesh, client: Client) -> None:
+    def plain() -> Any:
+        return message(chat(whole, max_tokens=40))["message"]["content"]
+
+    wanted = plain()
+    stuck = {"response_format": {"type": "regex", "regex": "[0-9]{2}x"}, "shoal": {"bad_words": ["x"]}}
+    with ThreadPoolExecutor(6) as pool:
+        others = [pool.submit(plain) for _ in range(3)]
+        failed = [pool.submit(chat, whole, stream=stream, **stuck) for stream in (False, True, False)]
+    assert [one.result() for one in others] == [wanted] * 3
+    for response in (one.result() for one in failed):
+        if response.status_code == 200:
+            [told] = [line for line in response.text.splitlines() if '"error"' in line]
+            error = json.loads(told.removeprefix("data: "))["error"]
+        else:
+            error = response.json()["error"]
+            assert response.status_code == 400
+        assert error["code"] == "nothing_allowed"

@@ -15,11 +15,14 @@ from shoal_client import Client, SamplingParams
 from shoal_client import generation as generation_of
 from shoal_engine import LLM
 from shoal_engine import SamplingParams as OfflineParams
+from shoal_engine.snapshots import stored_snapshots
 from support.mesh import Mesh, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
 MODEL = "deepseek-flash"
+REPLAY_TOKENS = 28
+"""Of the tiny model: the encoder's layers times their window."""
 LONG = "The cat sat on the mat, and the dog saw the cat. " * 6
 
 
@@ -171,3 +174,29 @@ def test_a_chat_in_text_is_the_offline_answer_to_the_tokens_of_its_prompt(
     [output] = offline.generate(prompt_token_ids=[encoded], sampling_params=params, decode_sequence=False)
     assert tuple(answer.choices[0].output.tokens.ids) == output.outputs[0].token_ids
     assert answer.tail.usage.prompt_tokens == len(encoded)
+
+
+def test_a_cache_point_keeps_the_snapshots_at_its_message_s_end(whole: Mesh, api: openai.OpenAI) -> None:
+    system, user = {"role": "system", "content": LONG * 3}, {"role": "user", "content": "One thing. " * 40}
+    shape = {"thinking": {"type": "disabled"}}
+
+    def encoded(messages: list[dict[str, str]]) -> list[int]:
+        answer = httpx.post(f"{whole.http}/tokenize", json={"messages": messages, **shape})
+        ids: list[int] = answer.json()["tokens"]
+        return ids
+
+    def entries(points: list[int]) -> float:
+        """Blocks and snapshots that one conversation leaves behind."""
+        before = whole.numbers("kv_cache")["entries"]
+        own = {"user_id": secrets.token_hex(8), "shoal": {"cache_points": points}}
+        chat(api, [system, user], extra_body=own, max_tokens=1)
+        whole.wait_idle()
+        return whole.numbers("kv_cache")["entries"] - before
+
+    ids = encoded([system, user])
+    alone = encoded([system])
+    point = next((at for at, pair in enumerate(zip(ids, alone, strict=False)) if pair[0] != pair[1]), len(alone))
+    kept = stored_snapshots(len(ids), REPLAY_TOKENS, (point,)) - stored_snapshots(len(ids), REPLAY_TOKENS)
+    assert kept
+    without = entries([])
+    wait_for(lambda: entries([0]) == without + len(kept), what=lambda: f"{len(kept)} snapshots more than {without}")

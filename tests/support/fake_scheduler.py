@@ -22,6 +22,8 @@ class FakeScheduler(rpc.SchedulerServiceServicer):
         self._place = place
         self.heard: list[pb.ReserveRequest] = []
         self.streams = 0
+        self.message_count = 0
+        """Of the wire: a batch is one."""
 
     def told(self, kind: str) -> list[pb.ReserveRequest]:
         """Messages of one kind, in order."""
@@ -32,12 +34,14 @@ class FakeScheduler(rpc.SchedulerServiceServicer):
     ) -> AsyncIterator[pb.ReserveResponse]:
         """One gateway."""
         self.streams += 1
-        async for message in requests:
-            self.heard.append(message)
-            if message.WhichOneof("message") in ("submit", "refused", "lost"):
-                answer = self._place(message.request_id, message)
-                if answer is not None:
-                    yield answer
+        async for received in requests:
+            self.message_count += 1
+            for message in received.batch.requests if received.HasField("batch") else [received]:
+                self.heard.append(message)
+                if message.WhichOneof("message") in ("submit", "refused", "lost"):
+                    answer = self._place(message.request_id, message)
+                    if answer is not None:
+                        yield answer
 
     async def GetFleet(
         self, request: pb.GetFleetRequest, context: grpc.aio.ServicerContext[Any, Any]

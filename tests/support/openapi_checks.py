@@ -10,6 +10,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import schemathesis
 
@@ -20,7 +21,7 @@ _NO_ENGINE = "the last with CONSTRAINT_MISMATCH"
 
 @schemathesis.check
 def no_server_fault(
-    ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
+    ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case[Any]
 ) -> bool | None:
     """No 5xx, but for what a mesh of mock ranks cannot do."""
     content_type = (response.headers.get("content-type") or ["-"])[0].partition(";")[0]

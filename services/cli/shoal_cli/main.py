@@ -19,6 +19,7 @@ COMMANDS = {
     "down": ("shoal_cli.down", "stop the local mesh"),
     "status": ("shoal_cli.status", "show the live instances and their load"),
     "chat": ("shoal_cli.chat", "talk to the model"),
+    "key": ("shoal_cli.key", "make API keys for the gateway"),
     "kv": ("shoal_cli.kv", "look at the KV cache, flush it, check it"),
     "model": ("shoal_cli.model", "inspect and run a checkpoint without any service"),
 }

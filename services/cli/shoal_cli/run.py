@@ -112,7 +112,7 @@ async def _serve(options: StackOptions, mesh: Supervisor, question: str | None) 
     say(f"\nhttp://{edge.get('http', options.http_address)}   gRPC {edge['address']}\n")
     if question is not None:
         say(f"> {question}")
-        await ask(edge["address"], question)
+        await ask(edge["address"], question, api_key=environment().get("SHOAL_API_KEY"))
 
 
 async def _wait_served(admin_address: str, timeout_s: float) -> None:

@@ -83,12 +83,16 @@ class Instance:
         on_listening: Callable[[], Awaitable[None]] | None = None,
         drain: Callable[[], Awaitable[None]] | None = None,
         has_reflection: bool = True,
+        is_edge: bool = False,
+        has_admin_service: bool = True,
         ready_fields: Mapping[str, str] | None = None,
     ) -> None:
         """Serve until SIGTERM. `prepare` runs beside; raises what it raised, or EngineStopped.
 
         on_listening   called when the ports are open, before the announcement
         drain          finishes or moves what runs, within `drain_grace_s`
+        is_edge        callers are outside of the mesh, see ServerInterceptor
+        has_admin_service   whoever reaches the port may drain this instance; without it only the bus can
         ready_fields   more for the ready line
         """
         control = ControlServer(
@@ -116,7 +120,7 @@ class Instance:
 
         try:
             await serve(
-                [*services, admin_service(self._operator)],
+                [*services, admin_service(self._operator)] if has_admin_service else services,
                 service=self._role,
                 listen_address=self._addresses.listen,
                 admin_address=self._addresses.admin,
@@ -127,6 +131,7 @@ class Instance:
                 drain=leave,
                 stop=stop,
                 has_reflection=has_reflection,
+                is_edge=is_edge,
                 ready_fields=ready_fields,
             )
         finally:

@@ -23,6 +23,8 @@ NAMESPACE = "shoal"
 TRACER = trace.get_tracer("shoal")
 _TRACE_KEY = "traceparent"
 _is_exporting = False
+TRACE_KEYS = ("traceparent", "tracestate")
+"""All that is taken of the context of a caller from outside."""
 
 
 class Metrics:

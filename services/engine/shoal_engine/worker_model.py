@@ -25,7 +25,7 @@ from shoal_engine.replay import default_replay_length
 from shoal_engine.requests import GenerationRequest, PrefillRequest, SamplingSpec
 from shoal_engine.served_model import ServedModel
 from shoal_engine.verify.calibration import CalibrationError
-from shoal_engine.verify.setup import VerifySettings, open_planner
+from shoal_engine.verify.setup import VerifySettings, check_named_files, open_planner
 
 NANO, NANO_NAME = "nano", "shoal-nano"
 _WARM_UP_TIMEOUT_S = 600.0
@@ -85,6 +85,19 @@ def check_model(model: str) -> None:
         raise BadModel(str(error)) from error
 
 
+def check_drafts(model: str, verify: VerifySettings) -> None:
+    """Raise BadModel, in one line, for a calibration or a round log that was named and that this model cannot use."""
+    if verify.calibration is None and verify.round_log is None:
+        return
+    directory = model_directory(model)
+    try:
+        dspark = Checkpoint.open(directory).config.dspark
+        identity = identify(directory, name="", replay_length=1)
+        check_named_files(verify, draft_id=identity.draft_id, width=dspark.block_size if dspark else 0)
+    except (CalibrationError, CheckpointError) as error:
+        raise BadModel(str(error)) from error
+
+
 def check_device(device: str, setting: str) -> None:
     """Raise BadModel, in one line that begins with the setting's name, unless a model can run there."""
     try:
@@ -124,7 +137,7 @@ def open_worker_model(settings: WorkerModelSettings, sink: EngineSink) -> Worker
         planner = open_planner(
             served, drafter(directory, identity, served.device), settings.verify, step_rows=settings.step_tokens
         )
-    except (CalibrationError, OSError) as error:
+    except CalibrationError as error:
         raise BadModel(str(error)) from error
     engine = Engine(
         served,

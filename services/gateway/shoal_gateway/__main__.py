@@ -21,6 +21,8 @@ from shoal_common.settings import Loaded
 from shoal_common.watcher import Watcher
 
 from shoal_gateway.config import GatewayConfig
+from shoal_gateway.edge import rule
+from shoal_gateway.edge.keys import BadKeys
 from shoal_gateway.gateway import Gateway
 from shoal_gateway.http.server import HttpServer
 from shoal_gateway.served_model import BadModelFiles, packaged_model_dir, read_served_model
@@ -72,6 +74,8 @@ async def run(
             on_listening=listening,
             drain=gateway.answers.wait_idle,
             has_reflection=config.reflection,
+            is_edge=True,
+            has_admin_service=rule.is_loopback(config.listen_address),
             ready_fields={"http": address},
         )
     finally:
@@ -82,7 +86,7 @@ async def run(
 
 
 async def start(process: Process, loaded: Loaded[GatewayConfig]) -> None:
-    """Build and run. SystemExit(2) with one line for an occupied port or unusable model files."""
+    """Build and run. SystemExit(2) with one line for an occupied port, unusable model files or keys."""
     config = loaded.service
     try:
         model, tokenizer = read_served_model(
@@ -101,7 +105,7 @@ async def start(process: Process, loaded: Loaded[GatewayConfig]) -> None:
         )
         http = HttpServer(gateway.app, listen_address=config.http_address, stop_grace_s=1.0)
         address = http.bind()
-    except (AddressInUse, BadModelFiles) as error:
+    except (AddressInUse, BadKeys, BadModelFiles) as error:
         raise refused(ROLE, error) from error
     await run(process, loaded, gateway, http, address)
 

@@ -53,6 +53,16 @@ class Answer:
         return self._running.session.was_admitted
 
     @property
+    def attempts(self) -> int:
+        """Workers that it was given to, one after the other."""
+        return self._running.session.attempt
+
+    @property
+    def outcome(self) -> str:
+        """`ok`, `cancelled`, or the reason of the error that ended it; while it runs, what it would be now."""
+        return self._running.outcome or ("ok" if self.is_finished else "cancelled")
+
+    @property
     def is_complete(self) -> bool:
         """All output is here, read or not."""
         return self._running.session.journal.is_finished
@@ -180,7 +190,7 @@ class Answers:
         return AnswerGroup(opened, waiting)
 
     async def _open(self, prepared: Prepared, waiting: Waiting) -> Answer:
-        chains = await self._chains.of_prompt(prepared.prompt_ids, prepared.user_id)
+        chains = await self._chains.of_prompt(prepared.prompt_ids, tenant=prepared.tenant, user_id=prepared.user_id)
         request_id = secrets.token_hex(16)
         request_scope.request_id.set(request_id)
         answer = Answer(request_id, prepared, waiting)
@@ -195,6 +205,7 @@ class Answers:
             request_id=request_id,
             model=self._model_name,
             prepared=prepared,
+            tenant=self._chains.fair_share(prepared.tenant, prepared.user_id),
             chains=chains,
             reader=reader,
             reserve=self._reserve,

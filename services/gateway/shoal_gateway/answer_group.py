@@ -35,6 +35,10 @@ class Member(Protocol):
     @property
     def is_admitted(self) -> bool: ...
     @property
+    def attempts(self) -> int: ...
+    @property
+    def outcome(self) -> str: ...
+    @property
     def has_news(self) -> bool: ...
     def usage(self) -> sampling_pb2.Usage: ...
     def acknowledge(self) -> None: ...
@@ -60,12 +64,24 @@ class AnswerGroup:
 
     @property
     def is_admitted(self) -> bool:
-        """A worker has taken each of them at least once."""
-        return all(member.is_admitted for member in self._members)
+        """A worker has taken one of them at least once."""
+        return any(member.is_admitted for member in self._members)
+
+    @property
+    def attempts(self) -> int:
+        """Workers that the member which moved most was given to."""
+        return max(member.attempts for member in self._members)
+
+    @property
+    def outcome(self) -> str:
+        """Of the first member that did not end well, if there is one."""
+        outcomes = [member.outcome for member in self._members]
+        return next((one for one in outcomes if one != "ok"), "ok")
 
     def usage(self) -> sampling_pb2.Usage:
-        """What all of them used, up to what was read."""
-        return add_usages(member.usage() for member in self._members)
+        """What those used that a worker took, up to what was read; what none took, as if it was."""
+        admitted = [member for member in self._members if member.is_admitted]
+        return add_usages(member.usage() for member in admitted or self._members)
 
     async def read(self, timeout_s: float) -> list[ChoiceOutput]:
         """The next batch of whichever have something; see `Answer.read`."""

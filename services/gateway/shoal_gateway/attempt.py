@@ -56,6 +56,7 @@ class Workers:
             gateway_id=self._gateway_id,
             placement_id=placement.placement_id,
             prompt_ids=prepared.prompt_ids,
+            priority=prepared.priority,
             params=prepared.params,
             choices=[
                 decode_pb.ChoiceState(output_ids=choice.output_ids, is_finished=choice.is_finished)
@@ -73,9 +74,13 @@ class Workers:
             request.numerics_id = placement.numerics_id
         if placement.kv_id and placement.numerics_id:
             request.cache_root = self._chains.root(
-                kv_id=placement.kv_id, numerics_id=placement.numerics_id, user_id=prepared.user_id
+                kv_id=placement.kv_id,
+                numerics_id=placement.numerics_id,
+                tenant=prepared.tenant,
+                user_id=prepared.user_id,
             )
-            request.tenant_tag = self._chains.tenant_tag()
+            request.tenant_tag = self._chains.tenant_tag(prepared.tenant)
+            request.cache_points.extend(prepared.cache_points)
         return request
 
     async def run(

@@ -19,10 +19,12 @@ MAX_TOKENS = 393_216
 MAX_SEED = 2**64 - 1
 MAX_STOP_TOKENS = 64
 MAX_USER_ID_BYTES = 512
+MAX_CACHE_POINTS = 8
+MAX_MESSAGE_INDEX = 2**31
 MAX_BIASES = 1024
 MAX_BAD_WORD_BYTES = 1024
 _EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids", "determinism"})
-_EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs", "seed"}
+_EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs", "seed", "cache_points"}
 # Replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names only, and
 # leaves usage out of what it takes for a stream.
 _OURS = frozenset({"model", "n", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort", "logit_bias"})
@@ -46,6 +48,8 @@ class ChatFields:
     bad_words: tuple[str | tuple[int, ...], ...]
     forced_ids: tuple[int, ...]
     prompt_logprobs: int | None
+    cache_points: tuple[int, ...]
+    """Indices of messages after which a snapshot is kept."""
     is_exact: bool
     is_parallel: bool
     effort_number: int | None
@@ -88,6 +92,7 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
         bad_words=_bad_words(extension, vocab_size),
         forced_ids=tuple(extension.token_ids("forced_ids", vocab_size, MAX_FORCED_IDS) or ()),
         prompt_logprobs=extension.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
+        cache_points=_cache_points(extension),
         is_exact=_is_exact(extension),
         is_parallel=top.boolean("parallel_tool_calls") is not False,
         effort_number=top.effort_number("reasoning_effort"),
@@ -101,6 +106,13 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
         logit_bias=_logit_bias(body, vocab_size),
         user_id=top.text("user_id", MAX_USER_ID_BYTES) or "",
     )
+
+
+def refuse_cache_points(fields: ChatFields) -> ChatFields:
+    """`fields`, of an API whose messages are not those of the prompt one by one. Raises InvalidArgument."""
+    if fields.cache_points:
+        raise InvalidArgument.at("shoal.cache_points", "is supported by Chat Completions only")
+    return fields
 
 
 def recipe_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
@@ -138,6 +150,16 @@ def _is_exact(extension: Fields) -> bool:
     if determinism not in (None, "exact", "best_effort"):
         raise InvalidArgument.at(extension.name("determinism"), 'must be "exact" or "best_effort"')
     return determinism == "exact"
+
+
+def _cache_points(extension: Fields) -> tuple[int, ...]:
+    name = extension.name("cache_points")
+    entries = {f"[{index}]": one for index, one in enumerate(extension.items("cache_points", MAX_CACHE_POINTS))}
+    checked = Fields(entries, name)
+    indices = [checked.integer(key, 0, MAX_MESSAGE_INDEX) for key in entries]
+    if None in indices:
+        raise InvalidArgument.at(name, "must be a list of message indices")
+    return tuple(index for index in indices if index is not None)
 
 
 def _bad_words(extension: Fields, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from shoal_common.errors import InvalidArgument
 from shoal_common.sampling_limits import MAX_TOP_LOGPROBS
 
-from shoal_gateway.chat_fields import MAX_CHOICES, ChatFields, read_chat_fields
+from shoal_gateway.chat_fields import MAX_CHOICES, ChatFields, read_chat_fields, refuse_cache_points
 from shoal_gateway.fields import Fields
 
 MAX_PROMPTS = 32
@@ -40,7 +40,8 @@ class CompletionFields:
 
 def read_completion_fields(body: Mapping[str, Any], vocab_size: int, max_prompt_ids: int) -> CompletionFields:
     """The fields of a completions request. Raises InvalidArgument, which names the field."""
-    common = read_chat_fields({key: value for key, value in body.items() if key not in _CHAT_ONLY}, vocab_size)
+    as_chat = {key: value for key, value in body.items() if key not in _CHAT_ONLY}
+    common = refuse_cache_points(read_chat_fields(as_chat, vocab_size))
     top = Fields(body)
     prompts = _prompts(body, vocab_size, max_prompt_ids)
     fields = CompletionFields(

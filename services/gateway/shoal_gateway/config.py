@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from shoal_common.settings import SECRET
+
+from shoal_gateway.edge import rule
 
 _POSITIVE = (
     "max_in_flight",
@@ -17,6 +21,7 @@ _POSITIVE = (
     "drain_grace_s",
     "worker_silence_s",
     "worker_standstill_s",
+    "output_reservation_tokens",
 )
 
 
@@ -58,6 +63,16 @@ class GatewayConfig:
     worker_standstill_s: float = 60.0
     """A worker that has work and makes no step for so long counts as hung."""
     reflection: bool = True
+    auth: rule.Auth = "auto"
+    """Whether callers need an API key. auto: if there are keys, and there must be some unless both listen addresses are
+    loopback; required: there must be some; off: never."""
+    api_keys_file: str = ""
+    """TOML file of keys and their limits; followed while the gateway runs."""
+    api_keys: tuple[str, ...] = field(default=(), metadata=SECRET)
+    """Keys without limits, as ID=sha256:HEX by commas."""
+    output_reservation_tokens: int = 4096
+    """Of a key's output tokens per minute, each choice reserves its max_tokens, but at most so many; what it uses
+    beyond is owed."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -69,3 +84,22 @@ class GatewayConfig:
                 raise ValueError(f"SHOAL_GATEWAY_{name.upper()} must be HOST:PORT, got {getattr(self, name)!r}")
         if not self.model_name:
             raise ValueError("SHOAL_GATEWAY_MODEL_NAME must not be empty")
+        # Refuses what would let strangers in.
+        _ = self.asks_for_keys
+
+    @property
+    def is_local(self) -> bool:
+        """Only this machine reaches it."""
+        return rule.is_loopback(self.http_address) and rule.is_loopback(self.listen_address)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Callers need an API key."""
+        return rule.asks_for_keys(
+            self.auth,
+            has_keys=bool(self.api_keys or self.api_keys_file),
+            addresses={
+                "SHOAL_GATEWAY_HTTP_ADDRESS": self.http_address,
+                "SHOAL_GATEWAY_LISTEN_ADDRESS": self.listen_address,
+            },
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import InvalidArgument
 
 from shoal_gateway.bad_words import add_bad_words
+from shoal_gateway.cache_points import cache_points
 from shoal_gateway.chat_fields import ChatFields
 from shoal_gateway.constraint import AskedConstraint, of_conversation
 from shoal_gateway.dialect import CHAT_DIALECT, Dialect
@@ -49,12 +50,19 @@ class Prepared:
     """Complete: seed and max_tokens are set."""
     choice_count: int
     user_id: str
+    """The caller's own end user, whose prefixes and turn in the queue are apart from those of others."""
     output: OutputRecipe | None
     """None where only tokens are wanted."""
     is_exact: bool = False
     """Fails rather than being answered by, or going on with, other numerics."""
     constraint: AskedConstraint | None = None
     """What every choice is held to."""
+    cache_points: tuple[int, ...] = ()
+    """Prompt tokens after which a snapshot is kept, ascending."""
+    tenant: str = ""
+    """Whose request it is: of its API key; empty without keys."""
+    priority: int = 0
+    """Greater goes first; of its API key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +81,7 @@ class EncodedConversation:
 
     converted: ConversationRequest
     shape: OutputShape
+    effort_number: int | None
     prompt_ids: list[int]
 
     def output(self, eos_id: int, stop_token_ids: Iterable[int]) -> OutputRecipe:
@@ -100,9 +109,9 @@ class Encoder:
         self.model, self.tokenizer = model, tokenizer
         self._context, self._draw_seed = context, draw_seed
         special = SpecialTokens(image=model.image_token)
-        self._options = ConversionOptions().with_special_tokens(special)
         # As the hosted API: a thought has to come back on turns that called tools.
-        self._strict_options = self._options.with_reasoning_content_behavior(ReasoningContentBehavior.Reject)
+        options = ConversionOptions().with_reasoning_content_behavior(ReasoningContentBehavior.Reject)
+        self._options = options.with_special_tokens(special)
         self._encoding = DeepseekV41Encoding().with_special_tokens(special).with_tokenizer(tokenizer)
         self._effort_ids = tokenizer.encode(_EFFORT_LINE.format(75))
         # Begin-of-sequence and User; Assistant and the end of a thought that there was none of.
@@ -127,7 +136,7 @@ class Encoder:
     def chat_now(self, body: dict[str, Any], dialect: Dialect = CHAT_DIALECT) -> PreparedChat:
         """A request with a conversation. Raises InvalidArgument or ModelNotFound, whatever the body holds."""
         fields = dialect.read(body, self.model)
-        conversation = self._conversation(dialect, fields, body, self._strict_options)
+        conversation = self._conversation(dialect, fields, body)
         converted, ids = conversation.converted, conversation.prompt_ids
         params = chat_params(
             fields,
@@ -144,6 +153,7 @@ class Encoder:
             user_id=fields.user_id,
             output=conversation.output(self.model.eos_id, fields.stop_token_ids),
             is_exact=fields.is_exact,
+            cache_points=self.cache_points(conversation, fields.cache_points, "shoal.cache_points"),
             constraint=of_conversation(
                 converted,
                 fields=dialect.constraint_fields,
@@ -161,16 +171,24 @@ class Encoder:
 
     def conversation(self, body: dict[str, Any], effort_number: int | None) -> EncodedConversation:
         """A chat body as the recipe takes it, encoded. Raises InvalidArgument for whatever the recipe does not like."""
-        return self._encoded(CHAT_DIALECT, body, effort_number, self._options, self.model.name)
+        return self._encoded(CHAT_DIALECT, body, effort_number, self.model.name)
 
     async def count_tokens(self, body: dict[str, Any], size_bytes: int, dialect: Dialect) -> int:
         """Prompt tokens of a request that may be too long for any context. Raises as `chat` does."""
 
         def count() -> int:
             fields = dialect.read(body, self.model)
-            return len(self._conversation(dialect, fields, body, self._options).prompt_ids)
+            return len(self._conversation(dialect, fields, body).prompt_ids)
 
         return count() if size_bytes < LARGE_BODY_BYTES else await asyncio.to_thread(count)
+
+    def cache_points(self, encoded: EncodedConversation, messages: Sequence[int], field: str) -> tuple[int, ...]:
+        """Prompt tokens after these messages, by index, ascending. Raises InvalidArgument, which names the `field`."""
+
+        def encode(conversation: Conversation) -> list[int]:
+            return self._encode(conversation, encoded.effort_number)
+
+        return cache_points(encoded.converted.conversation, encoded.prompt_ids, messages, encode, field)
 
     def thinking_end(self, converted: ConversationRequest) -> tuple[int, ...]:
         """Tokens behind which the answer proper begins; none where it begins at once."""
@@ -204,29 +222,23 @@ class Encoder:
             return default
         return _of_recipe(lambda: converted.resolve_max_tokens(prompt_tokens, context))
 
-    def _conversation(
-        self, dialect: Dialect, fields: ChatFields, body: dict[str, Any], options: ConversionOptions
-    ) -> EncodedConversation:
-        return self._encoded(dialect, dialect.recipe_body(body, fields), fields.effort_number, options, fields.model)
+    def _conversation(self, dialect: Dialect, fields: ChatFields, body: dict[str, Any]) -> EncodedConversation:
+        return self._encoded(dialect, dialect.recipe_body(body, fields), fields.effort_number, fields.model)
 
     def _encoded(
-        self,
-        dialect: Dialect,
-        body: dict[str, Any],
-        effort_number: int | None,
-        options: ConversionOptions,
-        model: str,
+        self, dialect: Dialect, body: dict[str, Any], effort_number: int | None, model: str
     ) -> EncodedConversation:
-        converted, shape = _of_recipe(lambda: dialect.convert(body, options, model))
+        converted, shape = _of_recipe(lambda: dialect.convert(body, self._options, model))
         for message in converted.conversation.messages:
             for source in message.image_sources:
                 where = dialect.field_of(source.path)
                 raise InvalidArgument.at(where, "images are not supported yet", reason="IMAGES_UNSUPPORTED")
-        return EncodedConversation(converted=converted, shape=shape, prompt_ids=self._encode(converted, effort_number))
+        ids = self._encode(converted.conversation, effort_number)
+        return EncodedConversation(converted=converted, shape=shape, effort_number=effort_number, prompt_ids=ids)
 
-    def _encode(self, converted: ConversationRequest, effort_number: int | None) -> list[int]:
-        ids = _of_recipe(lambda: self._encoding.encode(converted.conversation))
-        if effort_number is None or not converted.conversation.thinking_mode:
+    def _encode(self, conversation: Conversation, effort_number: int | None) -> list[int]:
+        ids = _of_recipe(lambda: self._encoding.encode(conversation))
+        if effort_number is None or not conversation.thinking_mode:
             return ids
         # The recipe writes its tiers' numbers only; any other takes the place of the 75 it was told to write.
         end = _EFFORT_AT + len(self._effort_ids)

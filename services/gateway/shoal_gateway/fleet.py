@@ -7,6 +7,7 @@ import asyncio
 from shoal_common.presence import Presence
 from shoal_common.rpc import Readiness
 
+from shoal_gateway.edge.live import LiveGateways
 from shoal_gateway.frames_client import FramesClient
 from shoal_gateway.prefix_chains import PrefixChains
 from shoal_gateway.reserve_client import ReserveClient
@@ -19,9 +20,16 @@ class Fleet:
     """Passes what presence says on to the streams, and tells the readiness what they reach."""
 
     def __init__(
-        self, *, reserve: ReserveClient, frames: FramesClient, chains: PrefixChains, readiness: Readiness
+        self,
+        *,
+        reserve: ReserveClient,
+        frames: FramesClient,
+        chains: PrefixChains,
+        gateways: LiveGateways,
+        readiness: Readiness,
     ) -> None:
-        self._reserve, self._frames, self._chains, self._readiness = reserve, frames, chains, readiness
+        self._reserve, self._frames, self._chains = reserve, frames, chains
+        self._gateways, self._readiness = gateways, readiness
         self._roles: dict[str, str] = {}
         self._contexts: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
@@ -46,6 +54,8 @@ class Fleet:
         self._roles[presence.instance_id] = presence.role
         if presence.role == "scheduler":
             self._reserve.announced(presence.instance_id, presence.address)
+        elif presence.role == "gateway":
+            self._gateways.announced(presence)
         elif presence.role == "decode_worker":
             self._frames.announced(presence.instance_id, presence.address)
             self._chains.announced(presence)
@@ -58,6 +68,8 @@ class Fleet:
         role = self._roles.pop(instance_id, "")
         if role == "scheduler":
             self._reserve.lapsed(instance_id)
+        elif role == "gateway":
+            self._gateways.lapsed(instance_id)
         elif role == "decode_worker":
             self._frames.lapsed(instance_id)
             self._chains.lapsed(instance_id)

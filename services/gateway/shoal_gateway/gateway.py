@@ -12,6 +12,7 @@ from shoal_common.telemetry import Metrics
 from shoal_gateway.answer import Answers
 from shoal_gateway.attempt import Workers
 from shoal_gateway.config import GatewayConfig
+from shoal_gateway.edge.opening import OpenEdge
 from shoal_gateway.encode import Encoder
 from shoal_gateway.fleet import CONDITIONS, Fleet
 from shoal_gateway.frames_client import FramesClient
@@ -66,7 +67,14 @@ class Gateway:
             standstill_s=config.worker_standstill_s,
         )
         chains = PrefixChains(cache_secret)
-        self.fleet = Fleet(reserve=self._reserve, frames=self._frames, chains=chains, readiness=self.readiness)
+        self._edge = OpenEdge(config, instance_id=instance_id, cache_secret=cache_secret, metrics=metrics)
+        self.fleet = Fleet(
+            reserve=self._reserve,
+            frames=self._frames,
+            chains=chains,
+            gateways=self._edge.gateways,
+            readiness=self.readiness,
+        )
         encoder = Encoder(
             model,
             tokenizer,
@@ -86,7 +94,12 @@ class Gateway:
 
         def endpoint(prepare: Prepare) -> Endpoint:
             return Endpoint(
-                self.answers, counted, prepare, keep_alive_s=config.keep_alive_s, admission_s=config.admission_s
+                self.answers,
+                self._edge.edge,
+                counted,
+                prepare,
+                keep_alive_s=config.keep_alive_s,
+                admission_s=config.admission_s,
             )
 
         chat, completions = endpoint(Chat(encoder).prepare), endpoint(Completions(encoder).prepare)
@@ -101,12 +114,13 @@ class Gateway:
         }
         self.app = App(
             _routes(posts, Models(model), Tokens(encoder), Health(self.readiness)),
+            self._edge.edge,
             max_body_bytes=config.max_body_bytes,
             read_timeout_s=config.read_timeout_s,
             write_timeout_s=config.write_timeout_s,
         )
         self.servicer = InferenceServicer(
-            encoder, self.answers, metrics=counted, write_timeout_s=config.write_timeout_s
+            encoder, self.answers, self._edge.edge, metrics=counted, write_timeout_s=config.write_timeout_s
         )
 
     def start(self) -> None:
@@ -114,10 +128,12 @@ class Gateway:
         self._reserve.start()
         self._frames.start()
         self.fleet.start()
+        self._edge.start()
 
     async def close(self) -> None:
         """End all streams; what still runs is given up."""
         await self.fleet.stop()
+        await self._edge.stop()
         self.answers.fail_all()
         await self._reserve.close()
         await self._frames.close()

@@ -11,7 +11,7 @@ from shoal.common.v1 import sampling_pb2
 from shoal.inference.v1 import chat_pb2, generation_pb2
 from shoal_common.errors import InvalidArgument
 
-from shoal_gateway.chat_fields import MAX_CHOICES, MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL
+from shoal_gateway.chat_fields import MAX_CACHE_POINTS, MAX_CHOICES, MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL
 from shoal_gateway.constraint import of_message
 from shoal_gateway.encode import EncodedConversation, Encoder, Prepared
 from shoal_gateway.sampling import check_params, check_prompt_ids, fit_context
@@ -20,6 +20,7 @@ from shoal_gateway.text import OutputRecipe, plain_recipe
 _MAX_STOPS = 16
 _MAX_EFFORT = 100
 _LARGE_PROMPT_BYTES = 32 * 1024
+_POINTS_FIELD = "generation.chat.cache_points"
 _ROLES = {
     chat_pb2.CHAT_ROLE_SYSTEM: "system",
     chat_pb2.CHAT_ROLE_USER: "user",
@@ -60,7 +61,7 @@ def prepare_now(generation: generation_pb2.Generation, encoder: Encoder) -> Prep
         raise InvalidArgument.at("generation.n", f"must be in [1, {MAX_CHOICES}], got {choice_count}")
     if len(generation.user_id.encode()) > MAX_USER_ID_BYTES:
         raise InvalidArgument.at("generation.user_id", f"must have at most {MAX_USER_ID_BYTES} bytes")
-    ids, output = _prompt(generation, encoder)
+    ids, output, points = _prompt(generation, encoder)
     constraint = None
     if generation.HasField("constraint"):
         is_chat = generation.WhichOneof("prompt") == "chat"
@@ -83,6 +84,7 @@ def prepare_now(generation: generation_pb2.Generation, encoder: Encoder) -> Prep
         output=output if has_text else None,
         is_exact=generation.determinism == sampling_pb2.DETERMINISM_EXACT,
         constraint=constraint,
+        cache_points=points,
     )
     return PreparedGeneration(
         request=request, model=generation.model or model.name, has_text=has_text, has_tokens=has_tokens
@@ -110,12 +112,14 @@ def _check_stops(generation: generation_pb2.Generation, has_text: bool) -> None:
             raise InvalidArgument.at(f"generation.stop[{index}]", "must not be empty")
 
 
-def _prompt(generation: generation_pb2.Generation, encoder: Encoder) -> tuple[list[int], OutputRecipe]:
+def _prompt(generation: generation_pb2.Generation, encoder: Encoder) -> tuple[list[int], OutputRecipe, tuple[int, ...]]:
+    """Ids, how the output is read, and the prompt tokens after which a snapshot is kept."""
     model = encoder.model
     kind = generation.WhichOneof("prompt")
     if kind == "chat":
         encoded = _chat(generation, encoder)
-        return encoded.prompt_ids, encoded.output(model.eos_id, generation.sampling.stop_token_ids)
+        points = encoder.cache_points(encoded, generation.chat.cache_points, _POINTS_FIELD)
+        return encoded.prompt_ids, encoded.output(model.eos_id, generation.sampling.stop_token_ids), points
     if kind == "text":
         ids = [model.bos_id, *encoder.raw_text(generation.text)]
     elif kind == "tokens":
@@ -124,13 +128,15 @@ def _prompt(generation: generation_pb2.Generation, encoder: Encoder) -> tuple[li
     else:
         raise InvalidArgument.at("generation.prompt", "one of chat, text and tokens is required")
     hidden = frozenset((model.eos_id, *generation.sampling.stop_token_ids))
-    return ids, plain_recipe(generation.stop, hidden)
+    return ids, plain_recipe(generation.stop, hidden), ()
 
 
 def _chat(generation: generation_pb2.Generation, encoder: Encoder) -> EncodedConversation:
     chat = generation.chat
     if not chat.messages:
         raise InvalidArgument.at("generation.chat.messages", "must hold at least one message")
+    if len(chat.cache_points) > MAX_CACHE_POINTS:
+        raise InvalidArgument.at(_POINTS_FIELD, f"must have at most {MAX_CACHE_POINTS} entries")
     body: dict[str, Any] = {
         "model": RECIPE_MODEL,
         "messages": [_message(message, index) for index, message in enumerate(chat.messages)],

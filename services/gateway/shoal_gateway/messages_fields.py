@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_gateway.chat_fields import MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL, ChatFields, read_chat_fields
+from shoal_gateway.chat_fields import (
+    MAX_TOKENS,
+    MAX_USER_ID_BYTES,
+    RECIPE_MODEL,
+    ChatFields,
+    read_chat_fields,
+    refuse_cache_points,
+)
 from shoal_gateway.fields import Fields
 
 _AS_IN_CHAT = ("model", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos", "shoal")
@@ -24,7 +31,7 @@ def read_messages_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     as_chat["user_id"] = metadata.text("user_id", MAX_USER_ID_BYTES)
     as_chat["parallel_tool_calls"] = not choice.boolean("disable_parallel_tool_use")
     as_chat["reasoning_effort"] = (top.mapping("output_config") or Fields({})).effort_number("effort")
-    return read_chat_fields(as_chat, vocab_size)
+    return refuse_cache_points(read_chat_fields(as_chat, vocab_size))
 
 
 def messages_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from shoal_common import identity
 from shoal_common.presence import Presence
 
 MAX_PAIRS = 4
+_SHARE_CHARS = 16
 _LARGE_PROMPT_TOKENS = 16 * 1024
 """From here on hashing takes more than a millisecond: it goes to a thread."""
 
@@ -37,25 +38,30 @@ class PrefixChains:
         if pair is not None and pair not in self._pair_of.values():
             self._pairs.remove(pair)
 
-    def root(self, *, kv_id: str, numerics_id: str, user_id: str) -> bytes:
-        """Root of the chains of one user under one pair, 32 bytes."""
-        salt = identity.tenant_salt(self._secret, tenant="", user_id=user_id)
+    def root(self, *, kv_id: str, numerics_id: str, tenant: str, user_id: str) -> bytes:
+        """Root of the chains of one user of a tenant under one pair, 32 bytes."""
+        salt = identity.tenant_salt(self._secret, tenant=tenant, user_id=user_id)
         return identity.root_hash(kv_id=kv_id, numerics_id=numerics_id, tenant_salt=salt)
 
-    def tenant_tag(self) -> bytes:
-        """Whose entries these are, 32 bytes. Without API keys there is one tenant."""
-        return identity.tenant_tag(self._secret, tenant="")
+    def tenant_tag(self, tenant: str) -> bytes:
+        """Whose entries these are, 32 bytes. Without API keys there is one tenant, of the empty name."""
+        return identity.tenant_tag(self._secret, tenant=tenant)
 
-    async def of_prompt(self, prompt_ids: Sequence[int], user_id: str) -> list[pb.HashChain]:
+    def fair_share(self, tenant: str, user_id: str) -> str:
+        """By which name the scheduler shares its queue out: the tenant's; without API keys, the user's. Opaque."""
+        name = tenant or user_id
+        return identity.tenant_tag(self._secret, tenant=name).hex()[:_SHARE_CHARS] if name else ""
+
+    async def of_prompt(self, prompt_ids: Sequence[int], *, tenant: str, user_id: str) -> list[pb.HashChain]:
         """The prompt's chains, newest pair first, at most MAX_PAIRS."""
         if len(prompt_ids) < _LARGE_PROMPT_TOKENS:
-            return self._hash(prompt_ids, user_id)
-        return await asyncio.to_thread(self._hash, prompt_ids, user_id)
+            return self._hash(prompt_ids, tenant, user_id)
+        return await asyncio.to_thread(self._hash, prompt_ids, tenant, user_id)
 
-    def _hash(self, prompt_ids: Sequence[int], user_id: str) -> list[pb.HashChain]:
+    def _hash(self, prompt_ids: Sequence[int], tenant: str, user_id: str) -> list[pb.HashChain]:
         chains = []
         for kv_id, numerics_id in self._pairs[:MAX_PAIRS]:
-            root = self.root(kv_id=kv_id, numerics_id=numerics_id, user_id=user_id)
+            root = self.root(kv_id=kv_id, numerics_id=numerics_id, tenant=tenant, user_id=user_id)
             hashes = identity.block_hashes(root, prompt_ids)
             chains.append(pb.HashChain(kv_id=kv_id, numerics_id=numerics_id, block_hashes=hashes))
         return chains

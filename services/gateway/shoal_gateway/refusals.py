@@ -62,7 +62,7 @@ class ExactnessLost(Unavailable):
 class Overloaded(Unavailable):
     """This gateway holds as many requests as it may."""
 
-    reason = "GATEWAY_OVERLOADED"
+    reason = "OVERLOADED"
 
 
 _NEVER = {"EXCEEDS_CAPACITY": NeverFits, "UNKNOWN_MODEL": ModelNotFound}

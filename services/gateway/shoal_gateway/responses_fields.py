@@ -6,7 +6,14 @@ from typing import Any
 
 from shoal_common.errors import InvalidArgument
 
-from shoal_gateway.chat_fields import MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL, ChatFields, read_chat_fields
+from shoal_gateway.chat_fields import (
+    MAX_TOKENS,
+    MAX_USER_ID_BYTES,
+    RECIPE_MODEL,
+    ChatFields,
+    read_chat_fields,
+    refuse_cache_points,
+)
 from shoal_gateway.fields import Fields
 
 _AS_IN_CHAT = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "seed", "ignore_eos")
@@ -25,7 +32,7 @@ def read_responses_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     as_chat: dict[str, Any] = {name: body.get(name) for name in _AS_IN_CHAT + _AS_IN_CHAT_TOO}
     as_chat["max_tokens"] = top.integer("max_output_tokens", 1, MAX_TOKENS)
     as_chat["reasoning_effort"] = (top.mapping("reasoning") or Fields({})).effort_number("effort")
-    return read_chat_fields(as_chat, vocab_size)
+    return refuse_cache_points(read_chat_fields(as_chat, vocab_size))
 
 
 def responses_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class Timeouts:
 class Running:
     """Drives one Session. Reserving and AttemptListener at once; belongs to the event loop.
 
+    tenant      whose fair share of the queue it takes, as the scheduler may know it
     on_change   called when there is output to read or the request has failed
     on_ended    called once, when nothing is held for the request any more
     """
@@ -54,6 +55,7 @@ class Running:
         request_id: str,
         model: str,
         prepared: Prepared,
+        tenant: str,
         chains: list[pb.HashChain],
         reader: OutputReader,
         reserve: ReserveClient,
@@ -64,6 +66,7 @@ class Running:
         on_ended: Callable[[], None],
     ) -> None:
         self._request_id, self._model, self._prepared, self._chains = request_id, model, prepared, chains
+        self._tenant = tenant
         self._reader, self._reserve, self._workers, self._metrics = reader, reserve, workers, metrics
         self._on_change, self._on_ended = on_change, on_ended
         self._loop = asyncio.get_running_loop()
@@ -84,6 +87,7 @@ class Running:
         self._is_over = False
         self.session = Session(prepared.choice_count)
         self.error: MeshError | None = None
+        self.outcome = ""
         self.queue_position: int | None = None
         self.cached_tokens = 0
         self.drafts = DraftCounts()
@@ -124,6 +128,7 @@ class Running:
         submit = scheduler_messages.submit(
             self._prepared,
             model=self._model,
+            tenant=self._tenant,
             chains=self._chains,
             remaining_s=max(0.0, self._deadline_s - now_s),
             waited_s=now_s - self._began_s,
@@ -314,7 +319,7 @@ class Running:
         self._metrics.output_tokens.inc(usage.completion_tokens)
         self._metrics.cached_tokens.inc(usage.cached_prompt_tokens)
         self._metrics.duration.observe(self._loop.time() - self._began_s)
-        self.error = error
+        self.error, self.outcome = error, outcome
         self._on_change()
         self._on_ended()
 

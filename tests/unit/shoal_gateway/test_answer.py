@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -41,7 +42,9 @@ LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 Events = AsyncIterator[decode_pb.GenerateResponse]
 
 
-def prepared(*, choice_count: int = 1, stop: list[str] | None = None, is_exact: bool = False) -> Prepared:
+def prepared(
+    *, choice_count: int = 1, stop: list[str] | None = None, is_exact: bool = False, cache_points: tuple[int, ...] = ()
+) -> Prepared:
     params = sampling_pb2.SamplingParams(seed=1, max_tokens=50)
     output = plain_recipe(stop, frozenset({1})) if stop is not None else None
     return Prepared(
@@ -51,6 +54,7 @@ def prepared(*, choice_count: int = 1, stop: list[str] | None = None, is_exact: 
         user_id="",
         output=output,
         is_exact=is_exact,
+        cache_points=cache_points,
     )
 
 
@@ -132,6 +136,12 @@ def says(*token_ids: int, finish: Any = LENGTH) -> Script:
     return script
 
 
+async def test_a_worker_is_told_where_snapshots_are_kept(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, says(8)) as made, await made.answers.open(prepared(cache_points=(1, 3))) as answer:
+        await read_all(answer)
+        assert [list(one.cache_points) for one in made.workers[0].requests] == [[1, 3]]
+
+
 async def test_an_answer_is_admitted_read_acknowledged_and_finished(tokenizer: Tokenizer) -> None:
     async with bench(tokenizer, says(10, 11, 12)) as made:
         async with await made.answers.open(prepared()) as answer:
@@ -152,6 +162,25 @@ async def test_the_request_carries_the_pair_and_the_root_of_the_placement(tokeni
         request = made.workers[0].requests[0]
         assert (request.numerics_id, len(request.cache_root), len(request.tenant_tag)) == ("n", 32, 32)
         assert (list(request.prompt_ids), request.gateway_id, request.params.seed) == ([5, 6, 7], "g", 1)
+
+
+async def test_whose_request_it_is_decides_its_turn_and_its_cache(tokenizer: Tokenizer) -> None:
+    async with bench(tokenizer, says(10)) as made:
+        for tenant, user_id in (("", ""), ("", "ann"), ("team", ""), ("team", "ann"), ("other", "ann")):
+            mine = dataclasses.replace(prepared(), tenant=tenant, user_id=user_id, priority=3)
+            async with await made.answers.open(mine) as answer:
+                await read_all(answer)
+        submits = [one.submit for one in made.scheduler.told("submit")]
+        requests = made.workers[0].requests
+        assert {one.priority for one in submits} == {one.priority for one in requests} == {3}
+        names = [one.tenant for one in submits]
+        # Without keys it is each user's turn, with keys each tenant's.
+        assert names[0] == ""
+        assert names[2] == names[3]
+        assert len(set(names)) == 4
+        assert not any(word in name for name in names for word in ("ann", "team", "other"))
+        assert len({one.cache_root for one in requests}) == 5
+        assert len({one.tenant_tag for one in requests}) == 3
 
 
 async def test_trace_and_request_id_go_along_to_scheduler_and_worker(tokenizer: Tokenizer) -> None:
@@ -230,6 +259,7 @@ async def test_a_lost_attempt_goes_on_elsewhere_with_the_tokens_so_far(tokenizer
         async with await made.answers.open(prepared()) as answer:
             outputs = await read_all(answer)
         assert ids(outputs) == [10, 11, 12, 13]
+        assert (answer.attempts, answer.outcome, answer.usage().completion_tokens) == (2, "ok", 4)
         lost = made.scheduler.told("lost")[0].lost
         want = pb.LOST_CAUSE_MOVED if how == "moved" else pb.LOST_CAUSE_BROKEN
         assert (lost.attempt, lost.cause, list(lost.output_counts)) == (1, want, [2])
@@ -333,6 +363,7 @@ async def test_leaving_cancels_the_call_and_closes_the_books(tokenizer: Tokenize
     async with bench(tokenizer, hangs) as made:
         async with await made.answers.open(prepared()) as answer:
             assert ids(await answer.read(10)) == [10]
+        assert (answer.is_admitted, answer.outcome, answer.usage().completion_tokens) == (True, "cancelled", 1)
         await until(lambda: bool(made.workers[0].cancelled))
         await until(lambda: bool(made.scheduler.told("cancelled")))
         assert made.scheduler.told("cancelled")[0].cancelled.usage.completion_tokens == 1
@@ -377,6 +408,7 @@ async def test_a_denial_ends_the_request(tokenizer: Tokenizer, reason: str, kind
             async with await made.answers.open(prepared()) as answer:
                 await read_all(answer)
         assert caught.value.reason == reason
+        assert (answer.is_admitted, answer.outcome) == (False, reason.lower())
 
 
 async def test_a_request_that_does_not_begin_in_time_is_refused(tokenizer: Tokenizer) -> None:

@@ -153,3 +153,30 @@ async def test_without_a_scheduler_a_new_request_is_denied_and_one_that_has_begu
     assert begun.denials == []
     await client.close()
     await channels.close()
+
+
+async def test_what_can_wait_leaves_with_the_next_question_and_in_order(client: ReserveClient) -> None:
+    scheduler = FakeScheduler(places)
+    first, second = Request("first"), Request("second")
+    async with serving(scheduler) as address:
+        client.announced("s", address)
+        client.submit(first)
+        await until(lambda: bool(first.placements))
+        client.tell(pb.ReserveRequest(request_id="first", admitted=pb.Admitted(attempt=1)), can_wait=True)
+        client.forget("first", pb.ReserveRequest(request_id="first", finished=pb.Finished()))
+        client.submit(second)
+        await until(lambda: bool(second.placements))
+    said = [(one.request_id, one.WhichOneof("message")) for one in scheduler.heard[2:]]
+    assert said == [("first", "admitted"), ("first", "finished"), ("second", "submit")]
+    assert scheduler.message_count == 3
+
+
+async def test_what_can_wait_leaves_by_itself_when_nothing_else_does(client: ReserveClient) -> None:
+    scheduler = FakeScheduler(places)
+    request = Request("r")
+    async with serving(scheduler) as address:
+        client.announced("s", address)
+        client.submit(request)
+        await until(lambda: bool(request.placements))
+        client.forget("r", pb.ReserveRequest(request_id="r", finished=pb.Finished()))
+        await until(lambda: bool(scheduler.told("finished")))

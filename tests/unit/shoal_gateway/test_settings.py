@@ -62,13 +62,13 @@ async def test_prompts_are_hashed_under_the_newest_live_pairs() -> None:
     for number in range(MAX_PAIRS + 2):
         chains.announced(worker(f"w{number}", str(number)))
     chains.announced(worker("again", "0"))
-    made = await chains.of_prompt(list(range(300)), "")
+    made = await chains.of_prompt(list(range(300)), tenant="", user_id="")
     assert [chain.numerics_id for chain in made] == ["n5", "n4", "n3", "n2"]
     chains.lapsed("w5")
     chains.lapsed("w0")
-    made = await chains.of_prompt(list(range(300)), "")
+    made = await chains.of_prompt(list(range(300)), tenant="", user_id="")
     assert [chain.numerics_id for chain in made] == ["n4", "n3", "n2", "n1"]
-    root = chains.root(kv_id="k4", numerics_id="n4", user_id="")
+    root = chains.root(kv_id="k4", numerics_id="n4", tenant="", user_id="")
     assert list(made[0].block_hashes) == identity.block_hashes(root, list(range(300)))
     assert len(made[0].block_hashes) == 2
 
@@ -79,6 +79,6 @@ async def test_two_users_and_two_secrets_share_no_hash() -> None:
         chains = PrefixChains(secret)
         chains.announced(worker("w", "0"))
         for user_id in ("", "ann", "bob"):
-            (chain,) = await chains.of_prompt(list(range(128)), user_id)
+            (chain,) = await chains.of_prompt(list(range(128)), tenant="", user_id=user_id)
             hashes.add(chain.block_hashes[0])
     assert len(hashes) == 6

@@ -148,3 +148,25 @@ async def test_a_detached_attempt_leaves_nothing_to_send(link: WorkerLink, worke
     await until(lambda: worker.acknowledged("s") == 1)
     assert worker.acknowledged("r") == 0
     assert not link.is_idle
+
+
+async def test_many_tokens_of_a_choice_are_acknowledged_without_delay(
+    link: WorkerLink, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "ACK_DELAY_S", 60.0)
+    await link.wait_open(5)
+    link.attach(("r", 1), Sink(0))
+    link.acknowledge(("r", 1), 0, 1, is_end=False)
+    link.acknowledge(("r", 1), 0, worker_link.ACK_TOKENS, is_end=False)
+    await until(lambda: worker.acknowledged("r") == worker_link.ACK_TOKENS)
+
+
+async def test_the_end_of_a_choice_does_not_wait_as_long_as_its_middle(
+    link: WorkerLink, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_link, "ACK_DELAY_S", 60.0)
+    await link.wait_open(5)
+    link.attach(("r", 1), Sink(0))
+    link.acknowledge(("r", 1), 0, 1, is_end=False)
+    link.acknowledge(("r", 1), 0, 2, is_end=True)
+    await until(lambda: worker.acknowledged("r") == 2)

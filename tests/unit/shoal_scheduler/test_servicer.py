@@ -179,3 +179,13 @@ async def test_metrics_follow_what_happens(served: Served) -> None:
     assert "shoal_scheduler_prompt_tokens_total 100.0" in shown
     assert "shoal_scheduler_placed_requests 1.0" in shown
     call.cancel()
+
+
+async def test_messages_of_a_batch_are_taken_in_order_as_if_each_came_by_itself(served: Served) -> None:
+    served.world.up("a")
+    call = await opened(served.stub)
+    ended = pb.ReserveRequest(request_id="r", finished=pb.Finished())
+    await call.write(pb.ReserveRequest(batch=pb.Batch(requests=[submit("r"), ended, submit("s")])))
+    assert [(await call.read()).request_id for _ in range(2)] == ["r", "s"]
+    leases = served.world.core.leases
+    await until(lambda: leases.get("r") is None and leases.get("s") is not None)

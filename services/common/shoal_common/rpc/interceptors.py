@@ -18,7 +18,7 @@ from shoal_common.errors import MeshError
 from shoal_common.request_scope import REQUEST_ID_KEY, request_id
 from shoal_common.rpc.reading import readable, reading
 from shoal_common.rpc.status import to_status, trailing_metadata
-from shoal_common.telemetry import TRACER, Metrics, extract
+from shoal_common.telemetry import TRACE_KEYS, TRACER, Metrics, extract
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,9 @@ class ServerInterceptor(_Base):
     abort by the servicer itself pass untouched. Servicer methods must be coroutines or async generators.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, is_edge: bool = False) -> None:
+        """is_edge: callers are outside of the mesh; of what they say of themselves only the trace goes on."""
+        self._is_edge = is_edge
         self._durations = metrics.histogram(
             "rpc_server_duration_seconds", "Time from the start of a call to its status", ("method", "code")
         )
@@ -102,6 +104,9 @@ class ServerInterceptor(_Base):
     def _around(self, method: str, context: Context) -> Iterator[_Outcome]:
         # Each call is a task with a context of its own, so what is set here need not be reset.
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        if self._is_edge:
+            # Baggage could name a tenant or a priority.
+            metadata = {key: value for key, value in metadata.items() if key in TRACE_KEYS}
         request_id.set(metadata.get(REQUEST_ID_KEY, ""))
         name = method.lstrip("/")
         span = TRACER.start_span(

@@ -59,12 +59,14 @@ class RpcServer:
         readiness: Readiness,
         metrics: Metrics,
         has_reflection: bool = True,
+        is_edge: bool = False,
     ) -> None:
+        """is_edge: callers are outside of the mesh, see ServerInterceptor."""
         self._services = tuple(services)
         self._listen_address = listen_address
         self._has_reflection = has_reflection
         self._health = Health([service.full_name for service in self._services], readiness)
-        self._interceptor = ServerInterceptor(metrics)
+        self._interceptor = ServerInterceptor(metrics, is_edge=is_edge)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:

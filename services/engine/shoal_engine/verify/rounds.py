@@ -46,7 +46,7 @@ class RoundLog:
         self._path, self._most_bytes = path, most_bytes
         self._lines: list[str] = []
         self._is_full = False
-        header = json.dumps({"format": FORMAT, "draft_id": draft_id, "width": width}) + "\n"
+        header = _header_line(draft_id, width)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             is_begun, ends_line = _beginning(path, header)
@@ -91,6 +91,18 @@ class RoundLog:
         if not is_written or self._is_full:
             self._file.close()
             self._file = None
+
+
+def check_round_log(path: Path, *, draft_id: str, width: int) -> None:
+    """Raise CalibrationError for a file that is there and that a `RoundLog` would not go on with."""
+    try:
+        _beginning(path, _header_line(draft_id, width))
+    except OSError as error:
+        raise CalibrationError(f"{path}: {error.strerror or error}") from error
+
+
+def _header_line(draft_id: str, width: int) -> str:
+    return json.dumps({"format": FORMAT, "draft_id": draft_id, "width": width}) + "\n"
 
 
 def _beginning(path: Path, header: str) -> tuple[bool, bool]:

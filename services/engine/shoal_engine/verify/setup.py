@@ -14,7 +14,7 @@ from shoal_engine.verify.calibration import Calibration, CalibrationError
 from shoal_engine.verify.cost import CostModel, FlatCosts
 from shoal_engine.verify.planned import PlannedWidth
 from shoal_engine.verify.profile import measure_costs
-from shoal_engine.verify.rounds import LoggedRounds, RoundLog
+from shoal_engine.verify.rounds import LoggedRounds, RoundLog, check_round_log
 from shoal_engine.verify.small_files import BadFile, read_small
 from shoal_engine.verify.store import CostStore, StoredCosts
 
@@ -92,6 +92,15 @@ def open_planner(
         is_delayed=settings.is_delayed,
         costs_measured_at_s=stored.measured_at_s,
     )
+
+
+def check_named_files(settings: VerifySettings, *, draft_id: str, width: int) -> None:
+    """Raise CalibrationError, in one line, for a calibration or a log that was named and cannot be used."""
+    if settings.round_log is not None:
+        check_round_log(settings.round_log, draft_id=draft_id, width=width)
+    elif settings.calibration is not None and settings.is_planned and settings.width:
+        named = Drafter(directory=Path(), draft_id=draft_id, cost_key={})
+        read_calibration(named, settings.calibration, width=width)
 
 
 def read_calibration(drafter: Drafter, path: Path | None, *, width: int) -> Calibration | None:

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from shoal_common.errors import Internal, MeshError, SlowReader
-from shoal_common.telemetry import TRACER, extract
+from shoal_common.telemetry import TRACE_KEYS, TRACER, extract
 
+from shoal_gateway.edge.edge import Edge
+from shoal_gateway.edge.keys import secret_of
 from shoal_gateway.http.exchange import ClientGone, Exchange, Handler, Receive, Scope, Send
 from shoal_gateway.refusals import MethodNotAllowed, NoSuchPath
 
@@ -18,25 +20,27 @@ logger = logging.getLogger(__name__)
 
 _BASES = ("", "/anthropic", "/beta")
 """What may stand in front of a version."""
-_TRACE_HEADERS = ("traceparent", "tracestate")
-"""Of a caller's context only the trace goes on: baggage could name a tenant or a priority."""
+_OPEN_PATHS = frozenset({"/healthz", "/health", "/live", "/readyz", "/ready", "/openapi.json"})
+"""What nobody needs a key for."""
 
 
 class App:
     """The ASGI application. Every path answers with and without /v1, in front or behind the base of another API.
 
     routes   path to method to handler; a path that ends in `/` takes whatever follows
+    edge     asked for the key of whoever comes, on all paths but those of health and the API's description
     """
 
     def __init__(
         self,
         routes: Mapping[str, Mapping[str, Handler]],
+        edge: Edge,
         *,
         max_body_bytes: int,
         read_timeout_s: float,
         write_timeout_s: float,
     ) -> None:
-        self.routes = routes
+        self.routes, self._edge = routes, edge
         self._open_ended = tuple(path for path in routes if path.endswith("/"))
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
@@ -56,7 +60,10 @@ class App:
 
     async def _serve(self, exchange: Exchange) -> None:
         try:
-            await self._handler(exchange)(exchange)
+            handler = self._handler(exchange)
+            if exchange.route not in _OPEN_PATHS:
+                exchange.key = self._edge.authenticate(_secret(exchange))
+            await handler(exchange)
         except ClientGone:
             pass
         except SlowReader as error:
@@ -72,9 +79,11 @@ class App:
 
     def _handler(self, exchange: Exchange) -> Handler:
         path = _without_version(exchange.path)
-        methods = self.routes.get(path.rstrip("/"))
+        exchange.route = path.rstrip("/")
+        methods = self.routes.get(exchange.route)
         if methods is None:
-            methods = next((self.routes[one] for one in self._open_ended if path.startswith(one)), None)
+            exchange.route = next((one for one in self._open_ended if path.startswith(one)), exchange.route)
+            methods = self.routes.get(exchange.route)
         if methods is None:
             raise_path = exchange.path if len(exchange.path) <= 200 else exchange.path[:200] + "..."
             raise NoSuchPath(f"nothing is served at {raise_path}")
@@ -87,6 +96,10 @@ class App:
     async def _fail(self, exchange: Exchange, error: MeshError) -> None:
         if not exchange.has_begun:
             await exchange.fail(error)
+
+
+def _secret(exchange: Exchange) -> bytes:
+    return secret_of(*(exchange.header(name).decode("latin-1") for name in (b"authorization", b"x-api-key")))
 
 
 def _without_version(path: str) -> str:
@@ -102,7 +115,7 @@ def _span(exchange: Exchange) -> Iterator[None]:
     if exchange.method != "POST":
         yield
         return
-    headers = {name: exchange.header(name.encode()).decode("latin-1") for name in _TRACE_HEADERS}
+    headers = {name: exchange.header(name.encode()).decode("latin-1") for name in TRACE_KEYS}
     attributes = {"http.request.method": exchange.method, "url.path": exchange.path[:200]}
     with TRACER.start_as_current_span(
         exchange.method, context=extract(headers), kind=SpanKind.SERVER, attributes=attributes

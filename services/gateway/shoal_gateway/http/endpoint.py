@@ -8,6 +8,8 @@ import time
 from shoal_common.errors import Internal, MeshError, SlowReader
 
 from shoal_gateway.answer import Answers
+from shoal_gateway.edge.caller import Caller
+from shoal_gateway.edge.edge import Edge
 from shoal_gateway.http.exchange import Exchange
 from shoal_gateway.http.form import AnswerForm, OpenAnswer, Prepare, PreparedAnswer
 from shoal_gateway.metrics import GatewayMetrics
@@ -31,22 +33,28 @@ class Endpoint:
     def __init__(
         self,
         answers: Answers,
+        edge: Edge,
         metrics: GatewayMetrics,
         prepare: Prepare,
         *,
         keep_alive_s: float,
         admission_s: float,
     ) -> None:
-        self._answers, self._metrics, self._prepare = answers, metrics, prepare
+        self._answers, self._edge, self._metrics, self._prepare = answers, edge, metrics, prepare
         self._keep_alive_s, self._admission_s = keep_alive_s, admission_s
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""
+        with self._edge.enter(exchange.key, api=exchange.route, tell=exchange.tell_limits) as caller:
+            await self._answer(exchange, caller)
+
+    async def _answer(self, exchange: Exchange, caller: Caller) -> None:
         pace = _Pace(keep_alive_s=self._keep_alive_s, admission_s=self._admission_s)
         with self._answers.accepting():
             body, size_bytes = await exchange.json_object()
             prepared = await self._prepare(body, size_bytes)
-            answer = await self._open(prepared)
+            answer = await self._open(prepared, caller)
+        caller.follow(answer)
         async with answer, exchange.while_connected():
             form = prepared.form(answer)
             run = self._stream if prepared.is_stream else self._whole
@@ -60,13 +68,15 @@ class Endpoint:
                 if not exchange.has_begun:
                     raise
                 known = _known(error, answer.request_id)
+                caller.failed(known)
                 last = form.error(known) if prepared.is_stream else exchange.error_body(known)
                 await exchange.write(last, is_last=True)
 
-    async def _open(self, prepared: PreparedAnswer) -> OpenAnswer:
-        if prepared.others:
-            return await self._answers.open_group(prepared.requests)
-        return await self._answers.open(prepared.request)
+    async def _open(self, prepared: PreparedAnswer, caller: Caller) -> OpenAnswer:
+        requests = caller.admit_all(prepared.requests)
+        if len(requests) > 1:
+            return await self._answers.open_group(requests)
+        return await self._answers.open(requests[0])
 
     async def _stream(self, exchange: Exchange, answer: OpenAnswer, form: AnswerForm, pace: _Pace) -> None:
         events = b""
@@ -152,4 +162,6 @@ def _known(error: Exception, request_id: str) -> MeshError:
 
 
 def _request_id(answer: OpenAnswer) -> list[tuple[bytes, bytes]]:
-    return [(b"x-request-id", answer.request_id.encode())]
+    """As OpenAI's clients look for it, and as Anthropic's do."""
+    request_id = answer.request_id.encode()
+    return [(b"x-request-id", request_id), (b"request-id", request_id)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 from shoal_common import request_scope
-from shoal_common.errors import MeshError, OutOfCapacity, QuotaExceeded, SlowReader
+from shoal_common.errors import MeshError, OutOfCapacity, QuotaExceeded, SlowReader, Unauthenticated
 
 from shoal_gateway.refusals import BodyTooLarge, MethodNotAllowed, SlowWriter
 
@@ -62,7 +62,12 @@ def status_of(error: MeshError) -> int:
 
 def error_body(error: MeshError, path: str) -> bytes:
     """The error object of the API that is served at `path`."""
-    return orjson.dumps(anthropic_error(error) if path.endswith(_ANTHROPIC_ENDS) else openai_error(error))
+    return orjson.dumps(anthropic_error(error) if is_anthropic(path) else openai_error(error))
+
+
+def is_anthropic(path: str) -> bool:
+    """Anthropic's API is served there."""
+    return path.endswith(_ANTHROPIC_ENDS)
 
 
 def openai_error(error: MeshError) -> dict[str, Any]:
@@ -90,8 +95,13 @@ def _field(error: MeshError) -> str | None:
 
 
 def error_headers(error: MeshError) -> list[tuple[bytes, bytes]]:
-    """Content type, and Retry-After in whole seconds where a retry may help."""
+    """Content type, Retry-After in whole seconds where a retry may help, and what the status asks for beside."""
     headers = [(b"content-type", b"application/json")]
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, QuotaExceeded) and error.retry_after_s is None:
+        # No waiting helps. The clients of OpenAI and Anthropic would try again otherwise.
+        headers.append((b"x-should-retry", b"false"))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
     if isinstance(error, MethodNotAllowed):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
 from shoal_common.errors import InvalidArgument, MeshError, SlowReader
 
-from shoal_gateway.http.errors import error_body, error_headers, status_of
+from shoal_gateway.edge.account import Standings
+from shoal_gateway.edge.keys import ApiKey
+from shoal_gateway.http.errors import error_body, error_headers, is_anthropic, status_of
+from shoal_gateway.http.limit_headers import Headers, anthropic_headers, openai_headers
 from shoal_gateway.http.protocol import ABORT, WRITE_NOW
 from shoal_gateway.refusals import BodyTooLarge, SlowWriter
 
@@ -51,6 +55,12 @@ class Exchange:
         self._write_now: Callable[[bytes], bool] | None = extensions.get(WRITE_NOW)
         self._abort: Callable[[], None] | None = extensions.get(ABORT)
         self.has_begun = False
+        self.route = ""
+        """The path as it is served, without version and name of a model."""
+        self.key: ApiKey | None = None
+        """Whose request it is; None where keys are off, and on paths that are open to all."""
+        self.limit_headers: Headers = []
+        """What every response says of its key's limits."""
 
     @property
     def path(self) -> str:
@@ -65,6 +75,13 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         """The first header of that lower-case name, or nothing."""
         return next((value for key, value in self._scope["headers"] if key == name), b"")
+
+    def tell_limits(self, standings: Standings) -> None:
+        """Say with the response how the key's limits stand."""
+        if is_anthropic(self.path):
+            self.limit_headers = anthropic_headers(standings, time.time())
+        else:
+            self.limit_headers = openai_headers(standings)
 
     async def body(self) -> bytes:
         """The whole body. Raises BodyTooLarge or ClientGone."""
@@ -128,6 +145,7 @@ class Exchange:
     async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """A whole response at once."""
         fields = [*(headers if headers is not None else _JSON), (b"content-length", str(len(body)).encode())]
+        fields += self.limit_headers
         self.has_begun = self._is_complete = True
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         await self._bounded_send({"type": "http.response.body", "body": body, "more_body": False})
@@ -135,7 +153,7 @@ class Exchange:
     async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Status 200 and the head of a body that `write` will write."""
         self.has_begun = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers + self.limit_headers})
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """More of the body; waits while the client is behind. Raises SlowReader."""

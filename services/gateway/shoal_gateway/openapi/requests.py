@@ -8,7 +8,9 @@ from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX
 from shoal_gateway.chat_fields import (
     MAX_BAD_WORD_BYTES,
     MAX_BIASES,
+    MAX_CACHE_POINTS,
     MAX_CHOICES,
+    MAX_MESSAGE_INDEX,
     MAX_SEED,
     MAX_STOP_TOKENS,
     MAX_TOKENS,
@@ -72,6 +74,7 @@ SHOAL = accepts(
         ),
         "forced_ids": array(COUNT, high=MAX_FORCED_IDS),
         "prompt_logprobs": integer(0, MAX_TOP_LOGPROBS),
+        "cache_points": array(integer(0, MAX_MESSAGE_INDEX), high=MAX_CACHE_POINTS),
     },
     is_closed=True,
 )

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dshoal/inference/v1/chat.proto\x12\x12shoal.inference.v1\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\xc8\x01\n\x0b\x43hatMessage\x12*\n\x04role\x18\x01 \x01(\x0e\x32\x1c.shoal.inference.v1.ChatRole\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x1e\n\x11reasoning_content\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x30\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1c.shoal.inference.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\tB\x14\n\x12_reasoning_content\"I\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1e\n\x16parameters_json_schema\x18\x03 \x01(\t\"\x9c\x01\n\nChatPrompt\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.shoal.inference.v1.ChatMessage\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.shoal.inference.v1.Tool\x12\x1d\n\x10reasoning_effort\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_reasoning_effort*|\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x02\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x03\x12\x12\n\x0e\x43HAT_ROLE_TOOL\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dshoal/inference/v1/chat.proto\x12\x12shoal.inference.v1\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\xc8\x01\n\x0b\x43hatMessage\x12*\n\x04role\x18\x01 \x01(\x0e\x32\x1c.shoal.inference.v1.ChatRole\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x1e\n\x11reasoning_content\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x30\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1c.shoal.inference.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\tB\x14\n\x12_reasoning_content\"I\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1e\n\x16parameters_json_schema\x18\x03 \x01(\t\"\xb2\x01\n\nChatPrompt\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.shoal.inference.v1.ChatMessage\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.shoal.inference.v1.Tool\x12\x1d\n\x10reasoning_effort\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x63\x61\x63he_points\x18\x04 \x03(\rB\x13\n\x11_reasoning_effort*|\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x02\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x03\x12\x12\n\x0e\x43HAT_ROLE_TOOL\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.inference.v1.chat_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATROLE']._serialized_start=552
-  _globals['_CHATROLE']._serialized_end=676
+  _globals['_CHATROLE']._serialized_start=574
+  _globals['_CHATROLE']._serialized_end=698
   _globals['_TOOLCALL']._serialized_start=53
   _globals['_TOOLCALL']._serialized_end=113
   _globals['_CHATMESSAGE']._serialized_start=116
@@ -40,5 +40,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOL']._serialized_start=318
   _globals['_TOOL']._serialized_end=391
   _globals['_CHATPROMPT']._serialized_start=394
-  _globals['_CHATPROMPT']._serialized_end=550
+  _globals['_CHATPROMPT']._serialized_end=572
 # @@protoc_insertion_point(module_scope)

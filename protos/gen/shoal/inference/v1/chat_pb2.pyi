@@ -162,6 +162,7 @@ class ChatPrompt(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    CACHE_POINTS_FIELD_NUMBER: _builtins.int
     reasoning_effort: _builtins.int
     """How much to think before the answer, 1 to 100; 0 switches thinking off. Absent: the server's default, 75."""
     @_builtins.property
@@ -172,16 +173,23 @@ class ChatPrompt(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
         """What the model may call."""
 
+    @_builtins.property
+    def cache_points(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indices of messages after which a snapshot is kept, at most 8: where several conversations go on from the same messages,
+        none of them computes these anew.
+        """
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
         reasoning_effort: _builtins.int | None = ...,
+        cache_points: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_reasoning_effort", b"_reasoning_effort", "reasoning_effort", b"reasoning_effort"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reasoning_effort", b"_reasoning_effort", "messages", b"messages", "reasoning_effort", b"reasoning_effort", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reasoning_effort", b"_reasoning_effort", "cache_points", b"cache_points", "messages", b"messages", "reasoning_effort", b"reasoning_effort", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reasoning_effort: _TypeAlias = _typing.Literal["reasoning_effort"]  # noqa: Y015
     _WhichOneofArgType__reasoning_effort: _TypeAlias = _typing.Literal["_reasoning_effort", b"_reasoning_effort"]  # noqa: Y015
