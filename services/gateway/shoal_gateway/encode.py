@@ -162,6 +162,7 @@ class Encoder:
                     strict_tools=_of_recipe(lambda: dialect.strict_tools(body, self._options)),
                     is_parallel=fields.is_parallel,
                     demands_call=dialect.demands_call(body),
+                    content_schema=dialect.content_schema(body),
                     start_after_ids=self.thinking_end(converted),
                 ),
                 fields.ebnf,
