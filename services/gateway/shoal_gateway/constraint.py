@@ -18,7 +18,6 @@ from shoal_gateway.fields import Fields
 
 _TOOLS_FIELD = "tools"
 _GRAMMAR_FIELD = "shoal.ebnf"
-_DEFINITIONS = ("$defs", "definitions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +131,7 @@ def of_conversation(
     if wanted.kind == "json":
         if not wanted.schema:
             return _asked(ConstraintKind.JSON_OBJECT, "", fields.form, start_after_ids)
-        schema = _with_definitions(json.loads(wanted.schema), converted.conversation.response_schema)
+        schema = _as_sent(json.loads(wanted.schema), converted.conversation.response_schema)
         text = json.dumps(schema, ensure_ascii=False)
         return _asked(ConstraintKind.JSON_SCHEMA, text, fields.schema, start_after_ids)
     if wanted.kind == "regex":
@@ -196,11 +195,14 @@ def _with_sent_definitions(function: dict[str, Any], sent_schemas: Mapping[str, 
     if "parameters" not in function:
         return function
     sent = sent_schemas.get(function["name"])
-    return {**function, "parameters": _with_definitions(function["parameters"], sent)}
+    return {**function, "parameters": _as_sent(function["parameters"], sent)}
 
 
-def _with_definitions(schema: Any, sent: Any) -> Any:
-    """The recipe's strict form of a schema leaves out what `$ref`s point at."""
-    if isinstance(schema, dict) and isinstance(sent, dict):
-        return {**schema, **{key: sent[key] for key in _DEFINITIONS if key in sent and key not in schema}}
-    return schema
+def _as_sent(recipe: Any, sent: Any) -> Any:
+    """What the client sent, with what the recipe's strict form adds. The keywords that that leaves out hold too."""
+    if isinstance(recipe, dict) and isinstance(sent, dict):
+        kept = {key: _as_sent(recipe[key], value) if key in recipe else value for key, value in sent.items()}
+        return kept | {key: value for key, value in recipe.items() if key not in sent}
+    if isinstance(recipe, list) and isinstance(sent, list) and len(recipe) == len(sent):
+        return [_as_sent(one, other) for one, other in zip(recipe, sent, strict=True)]
+    return recipe

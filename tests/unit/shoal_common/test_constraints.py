@@ -44,6 +44,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"properties": {"a": {"uniqueItems": True}}}, "/properties/a: keyword 'uniqueItems'"),
     ({"not": {}}, "'not'"),
     ({"if": {}, "then": {}}, "not supported"),
+    ({"exclusiveMinimum": 2, "exclusiveMaximum": 2.5}, "less than 1 from the other"),
+    ({"type": "number", "minimum": -0.5, "exclusiveMaximum": 0, "multipleOf": 0.25}, "less than 1 from the other"),
     ({"enum": []}, "at least one value"),
     ({"anyOf": []}, "at least one schema"),
     ({"required": "a"}, "list of names"),

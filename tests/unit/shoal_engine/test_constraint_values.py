@@ -154,3 +154,15 @@ def test_an_object_is_an_object() -> None:
         tokens, is_complete = walk(matcher(ConstraintKind.JSON_OBJECT, ""), seed)
         assert not is_complete or isinstance(json.loads(text_of(tokens)), dict)
         assert EOS not in tokens[:-1]
+
+
+@pytest.mark.parametrize("text", ["<think>x</think>", "a<｜end▁of▁sentence｜>b", "<｜User｜>", "x｜DSML｜"])
+def test_where_only_the_name_of_a_special_token_fits_it_is_spelled(text: str) -> None:
+    for kind, constraint in (
+        (ConstraintKind.REGEX, re.escape(text)),
+        (ConstraintKind.JSON_SCHEMA, json.dumps({"const": text})),
+    ):
+        tokens, is_complete = walk(matcher(kind, constraint), 0)
+        assert is_complete
+        said = text_of(tokens)
+        assert (said if kind is ConstraintKind.REGEX else json.loads(said)) == text

@@ -35,6 +35,25 @@ def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
 
 
+def test_strict_forms_keep_every_keyword(encoder: Encoder) -> None:
+    items = {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 4}
+    schema = {
+        "type": "object",
+        "properties": {"b": items, "a": {"const": 1, "type": "integer"}},
+        "required": ["b", "a"],
+    }
+    schema["additionalProperties"] = False
+    found = asked(encoder, {**PLAIN, **schema_format(schema, strict=True)})
+    assert found is not None
+    assert json.loads(found.text)["properties"] == schema["properties"]
+    assert list(json.loads(found.text)["properties"]) == ["b", "a"]
+    found = asked(encoder, {**PLAIN, "tools": [tool(strict=True, parameters=schema)]})
+    assert found is not None
+    assert json.loads(found.text)["tools"][0]["parameters"]["properties"] == schema["properties"]
+    with pytest.raises(ConstraintInvalid, match="flurb"):
+        asked(encoder, {**PLAIN, **schema_format({**schema, "flurb": 1}, strict=True)})
+
+
 def test_nothing_is_asked_for_unless_something_is(encoder: Encoder) -> None:
     assert asked(encoder, BASE) is None
     assert asked(encoder, {**BASE, "response_format": {"type": "text"}}) is None

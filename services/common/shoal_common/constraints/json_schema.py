@@ -145,6 +145,7 @@ def _check_node(node: dict[str, Any], path: str, field: str) -> None:
             raise invalid(
                 field, f"{where}: {name} must be a number of at most 2 ** 53 and 15 digits, and multipleOf positive"
             )
+    _check_bounds(node, where, field)
     for name in ("const", "enum"):
         if name in node:
             _check_value(node[name], f"{where}: {name}", field)
@@ -152,6 +153,23 @@ def _check_node(node: dict[str, Any], path: str, field: str) -> None:
     has_free_names = node.get("additionalProperties", True) is not False or node.get("patternProperties")
     if has_free_names and node.get("minProperties", 0) > len(node.get("required", ())) + 1:
         raise invalid(field, f"{where}: minProperties above required + 1 needs additionalProperties: false")
+
+
+def _check_bounds(node: dict[str, Any], where: str, field: str) -> None:
+    """The engine writes a whole exclusive bound as if it were inclusive where the other bound is less than 1 away."""
+    kind = node.get("type", "number")
+    if kind != "number" and "number" not in kind:
+        return
+    bounds = (
+        ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
+    )
+    for name, others in bounds:
+        end = node.get(name)
+        if end is None or end != int(end):
+            continue
+        if any(abs(node[other] - end) < 1 for other in others if other in node):
+            raise invalid(field, f"{where}: a whole {name} less than 1 from the other bound is not supported")
 
 
 def _check_value(value: Any, where: str, field: str) -> None:

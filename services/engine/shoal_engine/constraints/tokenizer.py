@@ -10,6 +10,9 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
+_NAME = "\ufdd0{}\ufdd1"
+"""Noncharacters of Unicode."""
+
 
 class GrammarTokenizer:
     """Built once per model. Added tokens never count as text: no string or free text of a constraint contains one.
@@ -22,11 +25,17 @@ class GrammarTokenizer:
         """Of a tokenizer.json (byte-level BPE). Raises ValueError for one that does not fit the vocabulary."""
         described: dict[str, Any] = json.loads(tokenizer_json)
         added = described.get("added_tokens", [])
+        vocab: dict[str, int] = described.get("model", {}).get("vocab", {})
+        self.vocab_size, self.eos_id = vocab_size, eos_id
+        self.special_ids: Mapping[str, int] = MappingProxyType({token["content"]: token["id"] for token in added})
         for token in added:
             # Releases mark only some of them; the text of `</think>` must not pass for the token either way.
             token["special"] = True
-        self.vocab_size, self.eos_id = vocab_size, eos_id
-        self.special_ids: Mapping[str, int] = MappingProxyType({token["content"]: token["id"] for token in added})
+            # Nor must the engine, where a grammar leaves one text only, spell it by the token: no text has this name.
+            name = _NAME.format(token["id"])
+            if vocab.pop(token["content"], None) is not None:
+                vocab[name] = token["id"]
+            token["content"] = name
         self.engine = LLTokenizer(json.dumps(described), n_vocab=vocab_size, eos_token=eos_id)
         if self.engine.vocab_size != vocab_size:
             raise ValueError(f"the tokenizer has {self.engine.vocab_size} tokens, the model {vocab_size}")
