@@ -36,8 +36,8 @@ def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_strict_forms_keep_every_keyword(encoder: Encoder) -> None:
-    items = {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 4}
-    schema = {
+    items: Any = {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 4}
+    schema: dict[str, Any] = {
         "type": "object",
         "properties": {"b": items, "a": {"const": 1, "type": "integer"}},
         "required": ["b", "a"],

@@ -10,7 +10,7 @@ from shoal_common.errors import Internal, MeshError, SlowReader
 from shoal_gateway.answer import Answers
 from shoal_gateway.edge.caller import Caller
 from shoal_gateway.edge.edge import Edge
-from shoal_gateway.http.exchange import Exchange
+from shoal_gateway.http.exchange import Exchange, request_id_headers
 from shoal_gateway.http.form import AnswerForm, OpenAnswer, Prepare, PreparedAnswer
 from shoal_gateway.metrics import GatewayMetrics
 
@@ -87,7 +87,7 @@ class Endpoint:
             # Judged once: what is written below must have been begun here.
             is_due = not events and pace.is_due(answer)
             if not exchange.has_begun and (outputs or is_due):
-                await exchange.begin(_EVENTS + _request_id(answer))
+                await exchange.begin(_EVENTS + request_id_headers(answer.request_id))
             if outputs and pace.is_first_output():
                 self._metrics.ttft.observe(pace.age_s())
             if answer.is_finished:
@@ -99,7 +99,7 @@ class Endpoint:
         await exchange.write(events + form.end(answer.usage()), is_last=True)
 
     async def _whole(self, exchange: Exchange, answer: OpenAnswer, form: AnswerForm, pace: _Pace) -> None:
-        headers = _JSON + _request_id(answer)
+        headers = _JSON + request_id_headers(answer.request_id)
         while not answer.is_finished:
             outputs = await answer.read(pace.left_s(answer))
             if outputs:
@@ -159,9 +159,3 @@ def _known(error: Exception, request_id: str) -> MeshError:
         return error
     logger.error("unexpected error in an answer", extra={"request_id": request_id}, exc_info=error)
     return Internal("unexpected error")
-
-
-def _request_id(answer: OpenAnswer) -> list[tuple[bytes, bytes]]:
-    """As OpenAI's clients look for it, and as Anthropic's do."""
-    request_id = answer.request_id.encode()
-    return [(b"x-request-id", request_id), (b"request-id", request_id)]

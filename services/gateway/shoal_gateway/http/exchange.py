@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
+from shoal_common import request_scope
 from shoal_common.errors import InvalidArgument, MeshError, SlowReader
 
 from shoal_gateway.edge.account import Standings
@@ -146,6 +148,8 @@ class Exchange:
         """A whole response at once."""
         fields = [*(headers if headers is not None else _JSON), (b"content-length", str(len(body)).encode())]
         fields += self.limit_headers
+        if not any(name == b"x-request-id" for name, _ in fields):
+            fields += request_id_headers(_named())
         self.has_begun = self._is_complete = True
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         await self._bounded_send({"type": "http.response.body", "body": body, "more_body": False})
@@ -180,6 +184,7 @@ class Exchange:
 
     async def fail(self, error: MeshError) -> None:
         """The error as a response of its own."""
+        _named()
         await self.respond(status_of(error), self.error_body(error), error_headers(error))
 
     async def _bounded_send(self, message: dict[str, Any]) -> None:
@@ -193,6 +198,19 @@ class Exchange:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is over {self._max_body_bytes} bytes", max_body_bytes=self._max_body_bytes)
+
+
+def request_id_headers(request_id: str) -> Headers:
+    """As OpenAI's clients look for it, and as Anthropic's do."""
+    value = request_id.encode()
+    return [(b"x-request-id", value), (b"request-id", value)]
+
+
+def _named() -> str:
+    """The request's name; one that never was opened gets it here, for whoever reports what it was answered."""
+    if not request_scope.request_id.get():
+        request_scope.request_id.set(secrets.token_hex(16))
+    return request_scope.request_id.get()
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
