@@ -50,6 +50,7 @@ RANK = {
     # The vocabulary of the packaged model without single bytes and special tokens: every token is text of its own.
     "SHOAL_MOCK_RANK_VOCAB_SIZE": "3569",
     "SHOAL_MOCK_RANK_LOWEST_TOKEN_ID": "300",
+    "SHOAL_MOCK_RANK_MAX_CONTEXT": "8192",
     "SHOAL_MOCK_RANK_SLOT_COUNT": "2048",
     "SHOAL_MOCK_RANK_BLOCK_COUNT": "65536",
 }
@@ -231,10 +232,10 @@ def measure_idle() -> dict[str, float]:
 
 def measure_never_read() -> dict[str, float]:
     """Readers that never read, twice; long answers, as fast as the rank makes them."""
-    settings = {"SHOAL_GATEWAY_WRITE_TIMEOUT_S": "2"}
-    with many_files(4 * NEVER_READ), mesh_of(0.0, 4, settings) as started:
+    settings = {"SHOAL_GATEWAY_WRITE_TIMEOUT_S": "8"}
+    with many_files(4 * NEVER_READ), mesh_of(0.0, 1, settings) as started:
         pid = started.gateway.popen.pid
-        return never_read_mb(started.http, started.gateway.admin, pid, {**BODY, "max_tokens": 7000})
+        return never_read_mb(started.http, started.gateway.admin, pid, {**BODY, "max_tokens": 7500})
 
 
 def bars_of(found: Mapping[str, Any]) -> list[Bar]:
