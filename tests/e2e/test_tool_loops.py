@@ -5,8 +5,13 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Iterator
+from typing import Any, Literal
 
+import anthropic
+import httpx
 import jsonschema
+import openai
+import pydantic
 import pytest
 from support.conversation import wait_written
 from support.mesh import NANO, Mesh, mesh
@@ -102,3 +107,54 @@ def test_thoughts_come_along_with_calls_and_are_taken_back_in_all_shapes(nano: M
     for answers in told.values():
         assert [one.content for one in answers] == [one.content for one in told["chat", False]]
         assert [one.prompt_tokens for one in answers] == [one.prompt_tokens for one in told["chat", False]]
+
+
+class Order(pydantic.BaseModel):
+    """An order. No bounds: Anthropic's package takes them out of what it sends, and checks them all the same."""
+
+    colour: Literal["red", "green"]
+    is_urgent: bool
+
+
+def test_the_packages_parse_an_answer_into_a_class_in_all_shapes(nano: Mesh) -> None:
+    talk: list[Any] = [{"role": "user", "content": "An order as json"}]
+    known: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}
+    off = {"thinking": {"type": "disabled"}}
+    named: dict[str, Any] = {"model": "deepseek-flash"}
+    by_openai: Any = openai.OpenAI(base_url=f"{nano.http}/v1", **known)
+    chat = by_openai.chat.completions.parse(**named, messages=talk, response_format=Order, seed=2, n=2, extra_body=off)
+    response = by_openai.responses.parse(**named, input=talk, text_format=Order, reasoning={"effort": "none"})
+    by_anthropic: Any = anthropic.Anthropic(base_url=nano.http, **known)
+    message = by_anthropic.messages.parse(**named, messages=talk, output_format=Order, max_tokens=90, **off)
+    parsed = [one.message.parsed for one in chat.choices] + [response.output_parsed, message.parsed_output]
+    assert [type(one) for one in parsed] == [Order] * 4
+
+
+def call_of_add(a: int, b: int) -> str:
+    """As V4.1 writes it."""
+    parameters = "".join(
+        f'<｜DSML｜ parameter name="{name}" string="false">{value}</｜DSML｜ parameter>\n'
+        for name, value in (("a", a), ("b", b))
+    )
+    return f'<｜DSML｜ invoke name="add">\n{parameters}</｜DSML｜ invoke>\n'
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_two_calls_in_one_answer_are_two_and_both_results_are_taken(nano: Mesh, is_streamed: bool) -> None:
+    text = call_of_add(3, 4) + call_of_add(20, 9) + "</｜DSML｜ calls>"
+    # The first token is the begin of the sequence.
+    forced = httpx.post(f"{nano.http}/tokenize", json={"prompt": text}).json()["tokens"][1:]
+    for shape in SHAPES:
+        talk = SHAPES[shape](
+            nano.http, seed=5, temperature=0, is_thinking=False, user=secrets.token_hex(8), forced_ids=forced
+        )
+        talk.ask("Call the tool add twice")
+        called = talk.answer("add", is_streamed=is_streamed)
+        assert called.end == "calls"
+        assert called.content == ("", "", [("add", {"a": 3, "b": 4}), ("add", {"a": 20, "b": 9})])
+        ids = [call_id for call_id, _, _ in called.calls]
+        assert len(set(ids)) == 2
+        for call_id, result in zip(ids, ("7", "29"), strict=True):
+            talk.result(call_id, result)
+        talk.forced_no_more()
+        assert talk.answer("none", is_streamed=is_streamed).text

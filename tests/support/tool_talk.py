@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,16 +47,32 @@ class ToolTalk(ABC):
 
     seed, temperature   of every answer
     is_thinking         whether the model thinks
+    forced_ids          tokens with which every answer begins; more than one call may come then
     """
 
-    def __init__(self, http: str, *, seed: int, temperature: float, is_thinking: bool, user: str) -> None:
+    def __init__(
+        self,
+        http: str,
+        *,
+        seed: int,
+        temperature: float,
+        is_thinking: bool,
+        user: str,
+        forced_ids: Sequence[int] = (),
+    ) -> None:
         self._http, self._seed, self._temperature = http, seed, temperature
         self._is_thinking, self._user = is_thinking, user
+        self._is_parallel = bool(forced_ids)
+        self._own: dict[str, Any] = {"shoal": {"forced_ids": list(forced_ids)}} if forced_ids else {}
         self._talk: list[Any] = []
 
     def ask(self, text: str) -> None:
         """The user's next turn."""
         self._talk.append({"role": "user", "content": text})
+
+    def forced_no_more(self) -> None:
+        """From here on the model says all tokens itself."""
+        self._own = {}
 
     @abstractmethod
     def result(self, call_id: str, text: str) -> None:
@@ -86,8 +102,12 @@ class ChatTalk(ToolTalk):
             "seed": self._seed,
             "temperature": self._temperature,
             "max_tokens": 300,
-            "parallel_tool_calls": False,
-            "extra_body": {"user_id": self._user, **({} if self._is_thinking else {"thinking": {"type": "disabled"}})},
+            "parallel_tool_calls": self._is_parallel,
+            "extra_body": {
+                "user_id": self._user,
+                **self._own,
+                **({} if self._is_thinking else {"thinking": {"type": "disabled"}}),
+            },
         }
         client: Any = openai.OpenAI(base_url=f"{self._http}/v1", api_key="none", **_PATIENCE)
         if is_streamed:
@@ -128,8 +148,8 @@ class ResponsesTalk(ToolTalk):
             "tool_choice": {"add": {"type": "function", "name": "add"}, "any": "required"}.get(choice, choice),
             "temperature": self._temperature,
             "max_output_tokens": 300,
-            "parallel_tool_calls": False,
-            "extra_body": {"seed": self._seed, "user_id": self._user},
+            "parallel_tool_calls": self._is_parallel,
+            "extra_body": {"seed": self._seed, "user_id": self._user, **self._own},
             **({} if self._is_thinking else {"reasoning": {"effort": "none"}}),
         }
         client: Any = openai.OpenAI(base_url=f"{self._http}/v1", api_key="none", **_PATIENCE)
@@ -158,13 +178,16 @@ class MessagesTalk(ToolTalk):
     def result(self, call_id: str, text: str) -> None:
         """See ToolTalk."""
         block = {"type": "tool_result", "tool_use_id": call_id, "content": text}
-        self._talk.append({"role": "user", "content": [block]})
+        # All results of one turn come in one message.
+        if self._talk[-1]["role"] == "assistant":
+            self._talk.append({"role": "user", "content": []})
+        self._talk[-1]["content"].append(block)
 
     def answer(self, choice: str, *, is_streamed: bool) -> Said:
         """See ToolTalk."""
         chosen: dict[str, Any] = {"type": "tool", "name": "add"} if choice == "add" else {"type": choice}
         if choice != "none":
-            chosen["disable_parallel_tool_use"] = True
+            chosen["disable_parallel_tool_use"] = not self._is_parallel
         fields: dict[str, Any] = {
             "model": MODEL,
             "messages": self._talk,
@@ -173,7 +196,7 @@ class MessagesTalk(ToolTalk):
             "max_tokens": 300,
             "metadata": {"user_id": self._user},
             "thinking": {"type": "enabled", "budget_tokens": 1024} if self._is_thinking else {"type": "disabled"},
-            "extra_body": {"seed": self._seed, "temperature": self._temperature},
+            "extra_body": {"seed": self._seed, "temperature": self._temperature, **self._own},
         }
         client: Any = anthropic.Anthropic(base_url=self._http, api_key="none", **_PATIENCE)
         if is_streamed:

@@ -17,6 +17,7 @@ from shoal_common.errors import InvalidArgument, MeshError
 from shoal_gateway.fields import Fields
 
 _TOOLS_FIELD = "tools"
+_GRAMMAR_FIELD = "shoal.ebnf"
 _DEFINITIONS = ("$defs", "definitions")
 
 
@@ -92,6 +93,18 @@ def of_response_format(value: Any) -> AskedConstraint | None:
     raise invalid(f"{_COMPLETION_FIELDS.form}.type", "must be one of text, json_object, json_schema and regex")
 
 
+def with_grammar(
+    asked: AskedConstraint | None, ebnf: str | None, *, has_tools: bool = False, start_after_ids: tuple[int, ...] = ()
+) -> AskedConstraint | None:
+    """`asked`, or the grammar that came in the extension. Raises ConstraintInvalid where there is both."""
+    if ebnf is None:
+        return asked
+    other = asked.field if asked is not None else _TOOLS_FIELD if has_tools else ""
+    if other:
+        raise invalid(_GRAMMAR_FIELD, f"cannot be combined with {other}")
+    return _asked(ConstraintKind.EBNF, ebnf, _GRAMMAR_FIELD, start_after_ids)
+
+
 def of_conversation(
     converted: ConversationRequest,
     *,
@@ -100,6 +113,7 @@ def of_conversation(
     strict_tools: str | None,
     is_parallel: bool,
     demands_call: bool,
+    content_schema: Any,
     start_after_ids: tuple[int, ...],
 ) -> AskedConstraint | None:
     """Of a conversation, as the recipe understands its response format and tools. Raises ConstraintInvalid.
@@ -107,10 +121,14 @@ def of_conversation(
     sent_schemas   by the name of a tool, the client's own schema, which the recipe has taken
     strict_tools   the recipe's list of tools where the one that came with the conversation does not say who is strict
     demands_call   some tool must be called, though the recipe's prompt does not begin a call
+    content_schema what the text must fit, where the recipe's converter leaves that out; None: the converter knows
     """
     wanted = converted.inference_options.output_constraint
     if wanted is None:
-        return None
+        if content_schema is None:
+            return None
+        text = json.dumps(content_schema, ensure_ascii=False)
+        return _asked(ConstraintKind.JSON_SCHEMA, text, fields.schema, start_after_ids)
     if wanted.kind == "json":
         if not wanted.schema:
             return _asked(ConstraintKind.JSON_OBJECT, "", fields.form, start_after_ids)
@@ -123,18 +141,15 @@ def of_conversation(
         listed = json.loads(wanted.schema if strict_tools is None else strict_tools)
         tools = [_with_sent_definitions(tool["function"], sent_schemas) for tool in listed]
         choice = "required" if wanted.kind == "tool_call_required" else "any" if demands_call else "auto"
-        tag = _tag(converted, tools, fields, choice, is_parallel)
+        content = None
+        if choice == "auto":
+            content = _content(converted, fields) if content_schema is None else content_schema
+        tag = _tag(tools, choice, content, is_parallel)
         return None if tag is None else _asked_tag(tag, fields, start_after_ids)
     raise invalid(fields.form, f"{wanted.kind} is not supported")
 
 
-def _tag(
-    converted: ConversationRequest,
-    functions: list[dict[str, Any]],
-    fields: ConstraintFields,
-    choice: str,
-    is_parallel: bool,
-) -> dict[str, Any] | None:
+def _tag(functions: list[dict[str, Any]], choice: str, content: Any, is_parallel: bool) -> dict[str, Any] | None:
     """The structural tag; None where nothing is asked for beyond what the model does by itself."""
     tag: dict[str, Any] = {"type": "tool_calls", "choice": choice}
     if not is_parallel:
@@ -143,7 +158,6 @@ def _tag(
     tag["tools"] = [
         {"name": one["name"], **({"parameters": one["parameters"]} if one.get("strict") else {})} for one in functions
     ]
-    content = _content(converted, fields) if choice == "auto" else None
     if content is not None:
         tag["content"] = content
     is_strict = any(one.get("strict") for one in functions)

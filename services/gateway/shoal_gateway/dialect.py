@@ -17,6 +17,7 @@ from shoal_common.errors import InvalidArgument
 
 from shoal_gateway.chat_fields import RECIPE_MODEL, ChatFields, read_chat_fields, recipe_body
 from shoal_gateway.constraint import ConstraintFields
+from shoal_gateway.fields import Fields
 from shoal_gateway.messages_fields import messages_body, read_messages_fields
 from shoal_gateway.output_shape import CHAT, MessagesShape, OutputShape, ResponsesShape
 from shoal_gateway.responses_fields import read_responses_fields, responses_body
@@ -52,6 +53,9 @@ class Dialect(Protocol):
 
     def demands_call(self, body: dict[str, Any]) -> bool:
         """Whether some tool must be called and the recipe's converter does not see to it."""
+
+    def content_schema(self, body: dict[str, Any]) -> Any:
+        """What the text must fit, where the recipe's converter leaves that out; None: the converter knows."""
 
     def field_of(self, recipe_path: str) -> str:
         """A place in the body as the client knows it."""
@@ -93,6 +97,10 @@ class ChatDialect:
         """The converter sees to it."""
         return False
 
+    def content_schema(self, body: dict[str, Any]) -> Any:
+        """The converter knows."""
+        return None
+
     def field_of(self, recipe_path: str) -> str:
         """The recipe names the message only."""
         return f"{recipe_path.lstrip('.')}.content"
@@ -101,7 +109,9 @@ class ChatDialect:
 class MessagesDialect:
     """Anthropic Messages."""
 
-    constraint_fields = ConstraintFields(form="output_config", schema="output_config", parameters="input_schema")
+    constraint_fields = ConstraintFields(
+        form="output_config.format", schema="output_config.format.schema", parameters="input_schema"
+    )
 
     def read(self, body: dict[str, Any], model: ServedModel) -> ChatFields:
         """See Dialect. What is named claude... is the one model: tools for Anthropic's API ask for nothing else."""
@@ -150,6 +160,17 @@ class MessagesDialect:
         choice = body.get("tool_choice")
         return isinstance(choice, dict) and choice.get("type") == "any"
 
+    def content_schema(self, body: dict[str, Any]) -> Any:
+        """The converter leaves `output_config.format` out."""
+        form = (Fields(body).mapping("output_config") or Fields({})).mapping("format")
+        if form is None:
+            return None
+        if form.text("type", 64) != "json_schema":
+            raise InvalidArgument.at(form.name("type"), 'must be "json_schema"')
+        if form.mapping("schema") is None:
+            raise InvalidArgument.at(form.name("schema"), "is required")
+        return body["output_config"]["format"]["schema"]
+
     def field_of(self, recipe_path: str) -> str:
         """messages.0.content[1], as Anthropic writes it too."""
         return recipe_path
@@ -189,6 +210,10 @@ class ResponsesDialect:
     def demands_call(self, body: dict[str, Any]) -> bool:
         """The converter sees to it."""
         return False
+
+    def content_schema(self, body: dict[str, Any]) -> Any:
+        """The converter knows."""
+        return None
 
     def field_of(self, recipe_path: str) -> str:
         """input[0], and so on."""

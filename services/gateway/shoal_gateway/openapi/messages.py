@@ -46,7 +46,8 @@ _CHOICE = any_of(
     accepts(_PARALLEL, {"type": enum("auto", "any", "none")}),
     accepts(_PARALLEL, {"type": enum("tool"), "name": STRING}),
 )
-_OUTPUT = accepts({"effort": EFFORT}, ignored=("format",))
+_FORMAT = accepts({}, {"type": enum("json_schema"), "schema": {"type": "object"}})
+_OUTPUT = accepts({"effort": EFFORT, "format": _FORMAT})
 
 REQUEST = accepts(
     {
