@@ -22,6 +22,7 @@ from bench.gateway_null import TOKENS
 from bench.gateway_waits import (
     IDLE_STREAMS,
     NEVER_READ,
+    TURNS,
     added_ms,
     count_prompt,
     direct_first_token_s,
@@ -50,6 +51,7 @@ RANK = {
     # The vocabulary of the packaged model without single bytes and special tokens: every token is text of its own.
     "SHOAL_MOCK_RANK_VOCAB_SIZE": "3569",
     "SHOAL_MOCK_RANK_LOWEST_TOKEN_ID": "300",
+    "SHOAL_MOCK_RANK_MAX_CONTEXT": "8192",
     "SHOAL_MOCK_RANK_SLOT_COUNT": "2048",
     "SHOAL_MOCK_RANK_BLOCK_COUNT": "65536",
 }
@@ -205,21 +207,19 @@ def measure_remote_ttft() -> dict[str, float]:
     """One stream at a time over the tiny model with its prompt from a prefill worker, against the decode worker's own
     `Generate` of as many tokens, which prefills by itself: what is added is all that the mesh does, the hand-over too.
     """
-    settings = {"scheduler": {"REMOTE_PREFILL_TOKENS": "16"}}
+    settings = {
+        "scheduler": {"REMOTE_PREFILL_TOKENS": "0", "REPLAY_TOKENS": "28"},
+        "decode_worker": {"LOCAL_PREFILL_TOKENS": "0"},
+    }
     with tempfile.TemporaryDirectory() as folder, mesh(Path(folder), settings) as whole:
         address = str(whole["gateway"].ready["http"])
         prompt_tokens = count_prompt(address)
         base, stack = direct_first_token_s(whole, prompt_tokens)
         with stack:
             added, through, without = added_ms(first_event_s(address, {**BODY, "max_tokens": 2}), base)
-        prefilled = whole.numbers("prefill_worker")
-    return {
-        "added_ms": added,
-        "mesh_ms": through,
-        "decode_worker_ms": without,
-        "prompt_tokens": prompt_tokens,
-        **prefilled,
-    }
+        if whole.numbers("prefill_worker")["step_count"] <= TURNS:
+            raise RuntimeError("the prompts did not come from the prefill worker")
+    return {"added_ms": added, "mesh_ms": through, "decode_worker_ms": without, "prompt_tokens": prompt_tokens}
 
 
 def measure_idle() -> dict[str, float]:
@@ -231,10 +231,10 @@ def measure_idle() -> dict[str, float]:
 
 def measure_never_read() -> dict[str, float]:
     """Readers that never read, twice; long answers, as fast as the rank makes them."""
-    settings = {"SHOAL_GATEWAY_WRITE_TIMEOUT_S": "2"}
-    with many_files(4 * NEVER_READ), mesh_of(0.0, 4, settings) as started:
+    settings = {"SHOAL_GATEWAY_WRITE_TIMEOUT_S": "8"}
+    with many_files(4 * NEVER_READ), mesh_of(0.0, 1, settings) as started:
         pid = started.gateway.popen.pid
-        return never_read_mb(started.http, started.gateway.admin, pid, {**BODY, "max_tokens": 7000})
+        return never_read_mb(started.http, started.gateway.admin, pid, {**BODY, "max_tokens": 7500})
 
 
 def bars_of(found: Mapping[str, Any]) -> list[Bar]:
