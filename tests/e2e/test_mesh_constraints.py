@@ -71,6 +71,37 @@ def test_an_answer_fits_a_regular_expression(whole: Mesh, client: Client) -> Non
     assert re.fullmatch("(ab|c){2,5}-[0-9]{3}", choice["message"]["content"])
 
 
+GRAMMAR = 'root ::= "c" word "t"\nword ::= "a" | "u" word'
+ASKING: dict[str, tuple[dict[str, Any], tuple[str | int, ...]]] = {
+    "/v1/chat/completions": (
+        {"messages": [{"role": "user", "content": "Hi"}], **OFF},
+        ("choices", 0, "message", "content"),
+    ),
+    "/v1/completions": ({"prompt": "Hi"}, ("choices", 0, "text")),
+    "/v1/messages": ({"messages": [{"role": "user", "content": "Hi"}], **OFF}, ("content", 0, "text")),
+    "/v1/responses": ({"input": "Hi", "reasoning": {"effort": "none"}}, ("output", 0, "content", 0, "text")),
+}
+
+
+@pytest.mark.parametrize("path", ASKING)
+def test_an_answer_of_any_api_fits_a_grammar(whole: Mesh, client: Client, path: str) -> None:
+    body, place = ASKING[path]
+    tokens = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    asked = {"model": "deepseek-flash", tokens: 60, "shoal": {"seed": 2, "ebnf": GRAMMAR}, **body}
+    response = httpx.post(f"{whole.http}{path}", json=asked, timeout=60)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    for key in place:
+        answer = answer[key]
+    assert re.fullmatch("cu*at", answer)
+
+
+def test_a_grammar_beside_another_constraint_is_refused(whole: Mesh, client: Client) -> None:
+    for other in ({"tools": [TOOL]}, {"response_format": {"type": "regex", "regex": "a"}}):
+        refused = chat(whole, shoal={"ebnf": GRAMMAR}, **other)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "shoal.ebnf")
+
+
 def test_every_choice_fits(whole: Mesh, client: Client) -> None:
     response = chat(whole, n=3, response_format=json_schema(SCHEMA))
     message(response)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal_common.constraints import MAX_TEXT_BYTES
 from shoal_common.errors import InvalidArgument
 from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_FORCED_IDS, MAX_TOP_LOGPROBS
 
@@ -24,7 +25,7 @@ MAX_MESSAGE_INDEX = 2**31
 MAX_BIASES = 1024
 MAX_BAD_WORD_BYTES = 1024
 _EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids", "determinism"})
-_EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs", "seed", "cache_points"}
+_EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs", "seed", "cache_points", "ebnf"}
 # Replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names only, and
 # leaves usage out of what it takes for a stream.
 _OURS = frozenset({"model", "n", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort", "logit_bias"})
@@ -50,6 +51,8 @@ class ChatFields:
     prompt_logprobs: int | None
     cache_points: tuple[int, ...]
     """Indices of messages after which a snapshot is kept."""
+    ebnf: str | None
+    """The grammar of the answer."""
     is_exact: bool
     is_parallel: bool
     effort_number: int | None
@@ -93,6 +96,7 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
         forced_ids=tuple(extension.token_ids("forced_ids", vocab_size, MAX_FORCED_IDS) or ()),
         prompt_logprobs=extension.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
         cache_points=_cache_points(extension),
+        ebnf=extension.text("ebnf", MAX_TEXT_BYTES),
         is_exact=_is_exact(extension),
         is_parallel=top.boolean("parallel_tool_calls") is not False,
         effort_number=top.effort_number("reasoning_effort"),

@@ -12,7 +12,7 @@ from shoal_common.errors import InvalidArgument
 
 from shoal_gateway.bad_words import add_bad_words
 from shoal_gateway.completion_fields import CompletionFields, read_completion_fields
-from shoal_gateway.constraint import of_response_format
+from shoal_gateway.constraint import of_response_format, with_grammar
 from shoal_gateway.echo import Echo
 from shoal_gateway.encode import LARGE_BODY_BYTES, Encoder, Prepared
 from shoal_gateway.fill_in_the_middle import find_fim_tokens
@@ -74,7 +74,7 @@ class CompletionEncoder:
             user_id=common.user_id,
             output=plain_recipe(fields.stop, frozenset((model.eos_id, *common.stop_token_ids))),
             is_exact=common.is_exact,
-            constraint=of_response_format(body.get("response_format")),
+            constraint=with_grammar(of_response_format(body.get("response_format")), common.ebnf),
         )
         return PreparedCompletion(
             requests=tuple(self._request(template, ids, common.max_tokens, common.min_tokens) for ids in prompts),

@@ -17,6 +17,7 @@ from shoal_common.errors import InvalidArgument, MeshError
 from shoal_gateway.fields import Fields
 
 _TOOLS_FIELD = "tools"
+_GRAMMAR_FIELD = "shoal.ebnf"
 _DEFINITIONS = ("$defs", "definitions")
 
 
@@ -90,6 +91,18 @@ def of_response_format(value: Any) -> AskedConstraint | None:
             raise invalid(_COMPLETION_FIELDS.regex, "is required")
         return _asked(ConstraintKind.REGEX, regex, _COMPLETION_FIELDS.regex, ())
     raise invalid(f"{_COMPLETION_FIELDS.form}.type", "must be one of text, json_object, json_schema and regex")
+
+
+def with_grammar(
+    asked: AskedConstraint | None, ebnf: str | None, *, has_tools: bool = False, start_after_ids: tuple[int, ...] = ()
+) -> AskedConstraint | None:
+    """`asked`, or the grammar that came in the extension. Raises ConstraintInvalid where there is both."""
+    if ebnf is None:
+        return asked
+    other = asked.field if asked is not None else _TOOLS_FIELD if has_tools else ""
+    if other:
+        raise invalid(_GRAMMAR_FIELD, f"cannot be combined with {other}")
+    return _asked(ConstraintKind.EBNF, ebnf, _GRAMMAR_FIELD, start_after_ids)
 
 
 def of_conversation(

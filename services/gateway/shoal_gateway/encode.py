@@ -26,7 +26,7 @@ from shoal_common.errors import InvalidArgument
 from shoal_gateway.bad_words import add_bad_words
 from shoal_gateway.cache_points import cache_points
 from shoal_gateway.chat_fields import ChatFields
-from shoal_gateway.constraint import AskedConstraint, of_conversation
+from shoal_gateway.constraint import AskedConstraint, of_conversation, with_grammar
 from shoal_gateway.dialect import CHAT_DIALECT, Dialect
 from shoal_gateway.output_shape import OutputShape
 from shoal_gateway.sampling import chat_params, fit_context
@@ -154,14 +154,19 @@ class Encoder:
             output=conversation.output(self.model.eos_id, fields.stop_token_ids),
             is_exact=fields.is_exact,
             cache_points=self.cache_points(conversation, fields.cache_points, "shoal.cache_points"),
-            constraint=of_conversation(
-                converted,
-                fields=dialect.constraint_fields,
-                sent_schemas=dialect.tool_schemas(body),
-                strict_tools=_of_recipe(lambda: dialect.strict_tools(body, self._options)),
-                is_parallel=fields.is_parallel,
-                demands_call=dialect.demands_call(body),
-                content_schema=dialect.content_schema(body),
+            constraint=with_grammar(
+                of_conversation(
+                    converted,
+                    fields=dialect.constraint_fields,
+                    sent_schemas=dialect.tool_schemas(body),
+                    strict_tools=_of_recipe(lambda: dialect.strict_tools(body, self._options)),
+                    is_parallel=fields.is_parallel,
+                    demands_call=dialect.demands_call(body),
+                    content_schema=dialect.content_schema(body),
+                    start_after_ids=self.thinking_end(converted),
+                ),
+                fields.ebnf,
+                has_tools=bool(converted.conversation.tools),
                 start_after_ids=self.thinking_end(converted),
             ),
         )

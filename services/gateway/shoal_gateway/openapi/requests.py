@@ -75,6 +75,7 @@ SHOAL = accepts(
         "forced_ids": array(COUNT, high=MAX_FORCED_IDS),
         "prompt_logprobs": integer(0, MAX_TOP_LOGPROBS),
         "cache_points": array(integer(0, MAX_MESSAGE_INDEX), high=MAX_CACHE_POINTS),
+        "ebnf": text(MAX_TEXT_BYTES),
     },
     is_closed=True,
 )

@@ -215,6 +215,15 @@ def test_all_prompts_of_a_body_are_booked_together_and_carry_the_key() -> None:
     assert [one.tenant for one in owned] == ["alices", "alices"]
 
 
+def test_all_prompts_of_a_body_are_one_request_whose_tokens_are_booked_together() -> None:
+    bench = Bench(key(limits={"requests_per_minute": 1, "input_tokens_per_minute": 10}, priority=2))
+    with pytest.raises(InputTokensPerMinute), bench.enter() as caller:
+        caller.admit_all([prepared(prompt_tokens=6), prepared(prompt_tokens=5)])
+    with bench.enter() as caller:
+        owned = caller.admit_all([prepared(prompt_tokens=6), prepared(prompt_tokens=4)])
+    assert [(one.tenant, one.priority) for one in owned] == [("alices", 2)] * 2
+
+
 def test_one_line_and_the_metrics_say_what_was_used(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(key())
     with caplog.at_level(logging.INFO), bench.enter(api="messages") as caller:
