@@ -69,5 +69,6 @@ def test_guidellm_completes_a_run(nano: Mesh, tmp_path: Path, endpoint: str) -> 
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     [run] = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
     totals = run["metrics"]["request_totals"]
-    assert (totals["successful"], totals["errored"], totals["incomplete"]) == (16, 0, 0)
+    told = f"scheduler: {run['scheduler_metrics']['requests_made']}, {run['scheduler_state']}; {done.stderr[-2000:]}"
+    assert (totals["successful"], totals["errored"], totals["incomplete"]) == (16, 0, 0), told
     assert {one["output_tokens"] for one in run["requests"]["successful"]} == {12}
