@@ -173,6 +173,7 @@ def test_bad_messages_get_anthropics_error(
         ({"background": True}, 400, "not_stored"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, 400, "not_stored"),
         ({"input": []}, 400, "invalid_argument"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, 400, "files_unsupported"),
         (
             {
                 "input": [
@@ -207,6 +208,20 @@ def test_responses_are_answered_with_what_was_asked(http: httpx.Client, path: st
     assert (answer["object"], answer["status"], answer["store"]) == ("response", "incomplete", False)
     assert (answer["incomplete_details"], answer["metadata"]) == ({"reason": "max_output_tokens"}, {"a": "b"})
     assert (answer["usage"]["output_tokens"], answer["shoal"]["seed"]) == (12, 5)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/v1/messages", 400), ("POST", "/v1/completions", 400), ("GET", "/v1/models", 200), ("GET", "/no", 404)],
+)
+def test_every_response_has_a_name(http: httpx.Client, method: str, path: str, status: int) -> None:
+    answers = [http.request(method, path, json={}) for _ in range(2)]
+    names = [answer.headers["x-request-id"] for answer in answers]
+    assert [answer.status_code for answer in answers] == [status, status]
+    assert [answer.headers["request-id"] for answer in answers] == names
+    assert len(set(names)) == 2
+    if path == "/v1/messages":
+        assert [answer.json()["request_id"] for answer in answers] == names
 
 
 def test_the_openai_package_streams_a_response(mesh: GatewayMesh) -> None:

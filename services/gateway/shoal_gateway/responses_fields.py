@@ -28,7 +28,7 @@ MAX_METADATA_BYTES = 512
 def read_responses_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     """The fields of a Responses request. Raises InvalidArgument, which names the field."""
     top = Fields(body)
-    _refuse_stored(body, top)
+    _refuse_what_is_not_here(body, top)
     as_chat: dict[str, Any] = {name: body.get(name) for name in _AS_IN_CHAT + _AS_IN_CHAT_TOO}
     as_chat["max_tokens"] = top.integer("max_output_tokens", 1, MAX_TOKENS)
     as_chat["reasoning_effort"] = (top.mapping("reasoning") or Fields({})).effort_number("effort")
@@ -62,7 +62,7 @@ def echoed(body: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _refuse_stored(body: dict[str, Any], top: Fields) -> None:
+def _refuse_what_is_not_here(body: dict[str, Any], top: Fields) -> None:
     for name in _STORED:
         if body.get(name) is not None:
             raise InvalidArgument.at(name, _NOT_STORED, reason="NOT_STORED")
@@ -72,5 +72,13 @@ def _refuse_stored(body: dict[str, Any], top: Fields) -> None:
         )
     items = body.get("input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, dict) and item.get("type") == "item_reference":
+        if not isinstance(item, dict):
+            continue
+        if item.get("type") == "item_reference":
             raise InvalidArgument.at(f"input[{index}]", _NOT_STORED, reason="NOT_STORED")
+        content = item.get("content")
+        for at, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict) and part.get("type") == "input_file":
+                # The recipe would leave it out, and the answer would be about a file that the model never saw.
+                where = f"input[{index}].content[{at}]"
+                raise InvalidArgument.at(where, "files are not supported", reason="FILES_UNSUPPORTED")
