@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -203,3 +204,26 @@ def test_a_chain_grown_in_pieces_has_the_hashes_of_the_whole() -> None:
     assert fork.hashes[:5] == whole.hashes
     assert len(fork.hashes) == 6
     assert fork.token_count == 840
+
+
+def grpc_acquires(node: ServiceProcess) -> int:
+    """Acquires that came by gRPC since the node started."""
+    with urllib.request.urlopen(f"http://{node.admin}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    name = "shoal_rpc_server_duration_seconds_count{"
+    return sum(round(float(line.split()[-1])) for line in lines if line.startswith(name) and "/Acquire" in line)
+
+
+async def test_only_the_first_of_many_misses_goes_by_grpc(node: ServiceProcess) -> None:
+    before = grpc_acquires(node)
+    async with client(node.address) as one:
+        for turn in range(4):
+            async with one.cache.acquired(
+                chain_of(200 + turn).hashes,
+                kv_id=KV_ID,
+                numerics_id=NUMERICS_ID,
+                tenant_tag=TENANT,
+                max_hit_tokens=640,
+            ) as prefix:
+                assert (prefix.hit_tokens, await prefix.blocks(128)) == (0, None)
+    assert grpc_acquires(node) == before + 1

@@ -118,6 +118,8 @@ class PrefillClient:
         talk.say(pb.PrefillRequest(start=self._start(start, facts)))
         hit = (await talk.hear("hit", self._timeouts.hit_s)).hit
         talk.say(await self._load_below(start, facts, hashes, prefix, hit.hit_tokens))
+        # The engine takes what it is given in order: only what it refused is waited for, one message behind.
+        loading: Future[None] | None = None
         while True:
             message = await talk.hear("ready", self._timeouts.idle_s, or_kind="done")
             if message.HasField("done"):
@@ -125,13 +127,18 @@ class PrefillClient:
             payloads = message.ready.payloads
             pulled = await self._pulled(hit.grant, payloads, channel)
             rows = [rows_of(one, data, facts.kv_id) for one, data in zip(payloads, pulled, strict=True)]
-            await asyncio.wrap_future(self._engine.load_rows(start, rows))
+            if loading is not None:
+                await asyncio.wrap_future(loading)
+            loading = self._engine.load_rows(start, rows)
         done = message.done
         if checksum_of(done.hidden_row) != done.checksum:
             raise ChecksumMismatch("the hidden row is damaged", size_bytes=len(done.hidden_row))
         talk.say(pb.PrefillRequest(pulled=pb.Pulled()))
         handover = HandoverRows(rows=(), hidden_row=done.hidden_row, cached_tokens=done.cached_tokens)
-        await asyncio.wrap_future(self._engine.load_prompt(start, handover))
+        loaded = self._engine.load_prompt(start, handover)
+        if loading is not None:
+            await asyncio.wrap_future(loading)
+        await asyncio.wrap_future(loaded)
 
     async def _pulled(
         self, grant: transport_pb.TransportGrant, payloads: Sequence[transport_pb.Payload], channel: Channel

@@ -88,9 +88,9 @@ class DecodeServicer(rpc.DecodeServiceServicer):
             seed=start.sampling.seed,
             constraint_id=facts.constraint_id if start.constraint is not None else "",
         )
-        await context.write(pb.GenerateResponse(admitted=admitted))
         loading = asyncio.create_task(self._load(start, session))
         try:
+            await context.write(pb.GenerateResponse(admitted=admitted))
             await self._deliver(session, context)
         finally:
             loading.cancel()

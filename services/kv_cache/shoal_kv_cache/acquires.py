@@ -101,7 +101,7 @@ class Acquirer:
             asked.group, asked.hashes, asked.first_index, max_blocks=asked.wish.max_blocks
         )
         if found is None:
-            return None
+            return self._nothing_at_once(asked)
         reaches = reaches_in_memory(found.usable, asked.wish, self._local_levels)
         if reaches[0].hit_blocks < asked.wish.max_blocks and not asked.is_from_peer and self._has_sources():
             return None
@@ -112,6 +112,16 @@ class Acquirer:
             return None
         if answer.runs:
             self._answers[asked.lease_id] = answer
+        self._count(asked, answer)
+        return answer
+
+    def _nothing_at_once(self, asked: Asked) -> pb.AcquireResponse | None:
+        """A miss, where this node has nothing of the chain and no other is to be asked."""
+        found = self._store.index.find(asked.group, asked.hashes, asked.first_index)
+        if found.block_count or (not asked.is_from_peer and self._has_sources()):
+            return None
+        reaches = self._reaches(self._here(found, asked), found, asked, self._local_levels)
+        answer = self._answer(asked, found, self._usable(asked, found), reaches, used=Level.RAM)
         self._count(asked, answer)
         return answer
 

@@ -34,7 +34,11 @@ class KvCacheServicer(pb_grpc.KvCacheServiceServicer):
         self._puts_in_flight = 0
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireResponse:
-        return await self.acquire(request, time_left_s=context.time_remaining())
+        answer = await self.acquire(request, time_left_s=context.time_remaining())
+        if not answer.runs:
+            # Who misses would come by gRPC, at several times the price, until the first hit.
+            answer.grant.CopyFrom(self._node.store.exports.grant_nothing(request.offer))
+        return answer
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         return await self.release(request)

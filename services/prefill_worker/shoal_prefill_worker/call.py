@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from shoal.common.v1 import kv_transport_pb2 as transport_pb
@@ -61,12 +62,16 @@ class _Closed:
     """The caller says nothing more."""
 
 
+Message: TypeAlias = Event | pb.PrefillRequest | _Closed | MeshError
+"""What a call waits for: the engine's, the caller's, and the end."""
+
+
 class PrefillCall:
     """Runs one job. Everything it holds (engine rows, lease, export) is let go of when `run` returns or raises."""
 
     def __init__(self, job: Job, offer: transport_pb.TransportOffer, tools: Tools, write: Write) -> None:
         self._job, self._offer, self._tools, self._write = job, offer, tools, write
-        self._inbox: asyncio.Queue[Event | pb.PrefillRequest | _Closed | MeshError] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         start = job.start
         self._chain = HashChain(start.cache_root, start.prompt_ids) if start.cache_root is not None else None
         self._kept: list[bytes | memoryview] = []
@@ -85,7 +90,6 @@ class PrefillCall:
         try:
             with tools.exports.opened(self._offer) as export:
                 async with tools.slots:
-                    await self._admit()
                     await self._begin(export)
                     await self._serve_until_done(export)
                 await self._wait_until_pulled(export)
@@ -101,8 +105,11 @@ class PrefillCall:
         self._inbox.put_nowait(_Closed())
 
     async def _begin(self, export: Export) -> None:
-        """Fix the hit, say it, load it, and let the engine run the rest."""
+        """Have it admitted, fix the hit, say it, load it, and let the engine run the rest."""
         tools, start = self._tools, self._job.start
+        if self._job.superseded is not None:
+            raise self._job.superseded
+        admitted = tools.engine.admit(_engine_request(self._job))
         reach = tools.model.encoder_layers * tools.model.window
         async with tools.cache.acquired(
             self._chain.hashes if self._chain else [],
@@ -114,6 +121,8 @@ class PrefillCall:
             replay_reach_tokens=reach,
             recompute_tokens_per_s=tools.engine.stats().prefill_tokens_per_s_ema,
         ) as prefix:
+            # Shielded: the engine answers in any case, and `run` takes back what it then holds.
+            await asyncio.shield(asyncio.wrap_future(admitted))
             hit = choose_hit(prefix.hit_tokens, prefix.replay_tokens, reach)
             await self._write(pb.PrefillResponse(hit=pb.Hit(hit_tokens=hit.tokens, grant=export.grant)))
             await self._load(prefix, hit)
@@ -135,15 +144,17 @@ class PrefillCall:
         self._kept = list(rows.blocks)
         self._cached_tokens = rows.hit_tokens
 
-    async def _admit(self) -> None:
-        if self._job.superseded is not None:
-            raise self._job.superseded
-        # Shielded: the engine answers in any case, and `run` takes back what it then holds.
-        await asyncio.shield(asyncio.wrap_future(self._tools.engine.admit(_engine_request(self._job))))
-
     async def _serve_until_done(self, export: Export) -> None:
         while not self._job.is_done:
-            await self._handle(await self._inbox.get(), export)
+            for event in _merged(await self._arrived()):
+                await self._handle(event, export)
+
+    async def _arrived(self) -> list[Message]:
+        """All that is there, one at least."""
+        messages = [await self._inbox.get()]
+        while not self._inbox.empty():
+            messages.append(self._inbox.get_nowait())
+        return messages
 
     async def _wait_until_pulled(self, export: Export) -> None:
         seconds = self._tools.pulled_timeout_s
@@ -154,7 +165,7 @@ class PrefillCall:
         except TimeoutError as error:
             raise DeadlineExceeded(f"rows were not pulled in {seconds} s", timeout_s=seconds) from error
 
-    async def _handle(self, event: Event | pb.PrefillRequest | _Closed | MeshError, export: Export) -> None:
+    async def _handle(self, event: Message, export: Export) -> None:
         if isinstance(event, MeshError):
             raise event
         if isinstance(event, Failed):
@@ -217,6 +228,18 @@ class PrefillCall:
             )
             items = [item] if item is not None else []
         tools.writer.offer(items, numerics_id=tools.facts.numerics_id, tenant_tag=self._job.start.tenant_tag)
+
+
+def _merged(messages: Iterable[Message]) -> list[Message]:
+    """Rows that follow each other as one: announcing them costs a message each."""
+    merged: list[Message] = []
+    for one in messages:
+        last = merged[-1] if merged else None
+        if isinstance(one, Rows) and isinstance(last, Rows):
+            merged[-1] = Rows((*last.rows, *one.rows))
+        else:
+            merged.append(one)
+    return merged
 
 
 def _engine_request(job: Job) -> PrefillRequest:

@@ -91,7 +91,6 @@ async def test_leases_that_ride_end_after_the_answer_and_a_repeat_is_the_same_an
 async def test_what_may_have_to_wait_is_left_with_nothing_done(tmp_path: Path) -> None:
     async with served_node(ssd=open_disk(tmp_path), max_leases=2) as one, served_node("other") as other:
         servicer, store = servicer_of(one), one.node.store
-        assert servicer.acquire_at_once(request(one, "nothing is held")) is None
         await one.client.put(items_of(CHAIN, 0, HELD, [66]))
         await one.node.write_out()
         assert servicer.acquire_at_once(request(one, "own", release_lease_ids=["own"])) is None
@@ -110,3 +109,17 @@ async def test_what_may_have_to_wait_is_left_with_nothing_done(tmp_path: Path) -
         introduce([one, other])
         assert servicer.acquire_at_once(request(one, "another node may have more")) is None
         assert len(store.index.leases) == 0
+
+
+async def test_a_miss_is_answered_at_once_unless_another_node_may_have_it(tmp_path: Path) -> None:
+    async with served_node(ssd=open_disk(tmp_path)) as one, served_node("other") as other:
+        servicer, counts = servicer_of(one), one.node.store.counts
+        now = servicer.acquire_at_once(request(one, "now"))
+        assert now == await servicer.acquire(request(one, "later"))
+        assert (now.hit_tokens, now.present_tokens, list(now.runs)) == (0, 0, [])
+        assert (counts.acquire_count, counts.hit_count) == (2, 0)
+        introduce([one, other])
+        assert servicer.acquire_at_once(request(one, "asked of the other")) is None
+        from_peer = request(one, "from the other", is_from_peer=True)
+        assert servicer.acquire_at_once(from_peer) is not None
+        assert len(one.node.store.index.leases) == 0

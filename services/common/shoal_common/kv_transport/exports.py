@@ -243,6 +243,10 @@ class ExportTable:
             return None
         return self._grant(offer, "")
 
+    def grant_nothing(self, offer: pb.TransportOffer) -> pb.TransportGrant:
+        """For a caller that gets no payloads: where the stream is that takes its next call."""
+        return self._grant(offer, "")
+
     def get(self, export_id: str) -> Export:
         """A live export. Raises NotFound (UNKNOWN_EXPORT)."""
         export = self._exports.get(export_id)
