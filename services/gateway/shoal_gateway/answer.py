@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from deepseek_recipe import Tokenizer
 from shoal.common.v1 import sampling_pb2
@@ -23,6 +24,8 @@ from shoal_gateway.reserve_client import ReserveClient
 from shoal_gateway.running import Running, Timeouts
 from shoal_gateway.waiting import Waiting
 
+WriteThrough: TypeAlias = Callable[[], bool]
+
 
 class Answer:
     """One answer for one reader. Use as `async with`: leaving the block ends the request wherever it is."""
@@ -33,6 +36,7 @@ class Answer:
         self._reader: OutputReader
         self._running: Running
         self._unacknowledged: dict[int, int] = {}
+        self._write_through: WriteThrough | None = None
 
     def bind(self, reader: OutputReader, running: Running) -> None:
         """Where the output comes from."""
@@ -40,7 +44,17 @@ class Answer:
 
     def wake(self) -> None:
         """There is something to read, or an error."""
+        write_through = self._write_through
+        if write_through is not None and self._waiting.is_waiting and write_through():
+            return
         self._waiting.wake()
+
+    def on_news(self, write_through: WriteThrough) -> None:
+        """Ask `write_through` first from now on, while the reader waits in `read`: it may do the reader's work.
+
+        It returns False where the reader is needed. A task that is woken for every step costs more than what it does.
+        """
+        self._write_through = write_through
 
     @property
     def is_finished(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from shoal.common.v1 import sampling_pb2
@@ -85,13 +85,26 @@ class AnswerGroup:
 
     async def read(self, timeout_s: float) -> list[ChoiceOutput]:
         """The next batch of whichever have something; see `Answer.read`."""
-        for member in self._members:
-            member.acknowledge()
+        self.acknowledge()
         if self._error is not None:
             raise self._error
         if not self._has_news and not await self._waiting.wait(timeout_s):
             return []
         return self._take()
+
+    def on_news(self, write_through: Callable[[], bool]) -> None:
+        """A group is read by its reader alone."""
+
+    def take(self) -> list[ChoiceOutput]:
+        """What is there, without waiting; else as `read`."""
+        if self._error is not None:
+            raise self._error
+        return self._take()
+
+    def acknowledge(self) -> None:
+        """What was read is delivered."""
+        for member in self._members:
+            member.acknowledge()
 
     def close(self) -> None:
         """The reader leaves. Safe to repeat."""

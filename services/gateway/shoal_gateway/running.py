@@ -177,20 +177,22 @@ class Running:
     def on_entry(self, entry: decode_pb.Entry, step: int) -> None:
         """Tokens of the current attempt; entries of any other are dropped."""
         session = self.session
-        if not session.is_current(entry.attempt):
-            return
         # Entries may come before the admission does; they prove it.
-        session.admitted(entry.attempt)
+        if not session.admitted(entry.attempt):
+            return
         index, first = entry.choice_index, entry.output_index
         token_ids = list(entry.token_ids)
         finish_reason = entry.finish_reason
+        journal = session.journal
         try:
-            was_finished = index < len(self._received) and session.journal.choices[index].is_finished
-            known = session.journal.take(index, first, token_ids, finish_reason)
+            was_finished = index < len(self._received) and journal.choices[index].is_finished
+            known = journal.take(index, first, token_ids, finish_reason)
         except EntriesMissing as error:
             self._attempt_failed(entry.attempt, error)
             return
-        self._received[index] = max(self._received[index], first + len(token_ids))
+        end = first + len(token_ids)
+        if end > self._received[index]:
+            self._received[index] = end
         if was_finished:
             self._acknowledge(index, self._received[index], is_end=True)
             return
@@ -200,11 +202,15 @@ class Running:
         self._reader.add(
             index,
             token_ids[known:] if known else token_ids,
-            list(entry.logprobs)[known:],
+            entry.logprobs[known:],
             finish_reason,
             prompt_logprobs=() if known else entry.prompt_logprobs,
         )
-        self._on_change()
+
+    def on_frame_end(self) -> None:
+        """There is something to read, unless all of it was known."""
+        if self._reader.has_arrived:
+            self._on_change()
 
     def on_worker_lost(self, error: MeshError) -> None:
         """The stream of the worker is gone: so is the attempt."""

@@ -103,7 +103,7 @@ class Session:
 
     def admitted(self, attempt: int) -> bool:
         """The worker holds the request. False if that attempt is no longer the current one."""
-        if attempt != self.attempt or not self.is_running:
+        if attempt != self.attempt or self.phase is Phase.WAITING or self.phase is Phase.ENDED:
             return False
         self.phase, self.was_admitted = Phase.RUNNING, True
         return True

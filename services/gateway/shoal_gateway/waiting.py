@@ -18,6 +18,11 @@ class Waiting:
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at_s = self._due_s = 0.0
 
+    @property
+    def is_waiting(self) -> bool:
+        """Somebody waits, and has not been woken."""
+        return self._waiter is not None and not self._waiter.done()
+
     async def wait(self, timeout_s: float) -> bool:
         """Until `wake`, True; False if it was not called in `timeout_s`."""
         self._due_s = self._loop.time() + timeout_s

@@ -46,6 +46,9 @@ class EntrySink(Protocol):
     def on_entry(self, entry: pb.Entry, step: int) -> None:
         """More tokens, maybe some that came before."""
 
+    def on_frame_end(self) -> None:
+        """Entries came, and no more are at hand: what they lead to is done once for all of them."""
+
     def on_worker_lost(self, error: MeshError) -> None:
         """No more entries will come for this attempt."""
 
@@ -229,10 +232,15 @@ class WorkerLink:
         if message.HasField("frame"):
             self._pulse.heard(now_s)
             frame = message.frame
+            step, told = frame.step, {}
             for entry in frame.entries:
-                sink = self._sinks.get((entry.request_id, entry.attempt))
+                key = (entry.request_id, entry.attempt)
+                sink = self._sinks.get(key)
                 if sink is not None:
-                    sink.on_entry(entry, frame.step)
+                    sink.on_entry(entry, step)
+                    told[key] = sink
+            for sink in told.values():
+                sink.on_frame_end()
         elif message.HasField("beat"):
             self._pulse.beat(message.beat.step, message.beat.runnable_count, now_s)
 
