@@ -244,6 +244,8 @@ def test_a_worker_that_dies_or_stops_costs_a_pause_and_no_token(tmp_path: Path, 
         assert text == {one["index"]: one["message"]["content"] for one in want["choices"]}
         assert len(mesh.scheduler.told("lost")) == 1
         wait_for(lambda: is_idle(mesh.ranks[1]), "the second rank's end")
+        # A stopped process would not hear that it shall end.
+        mesh.ranks[0].popen.send_signal(signal.SIGCONT)
 
 
 def test_without_nats_a_gateway_is_alive_and_not_ready(tmp_path: Path) -> None:
