@@ -6,6 +6,8 @@ CLIENTS := .venv-clients
 # The first that runs: a shim may stand in the path for a version that is not there.
 BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && echo $$p && break; done)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Else every process of the first tests compiles the CPU kernels for itself, all at the same time.
+COMPILE := $(BIN)/python -P -c "from shoal_kernels import warm; warm()"
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-clients run test test-long test-gpu check proto lock lock-clients bench-kv
@@ -29,9 +31,11 @@ run: install
 	@exec $(BIN)/shoal run $(if $(ONCE),--once)
 
 test: install
+	$(COMPILE)
 	$(PYTEST) -n auto --dist loadfile -m "not long and not gpu"
 
 test-long: install install-clients
+	$(COMPILE)
 	$(PYTEST) -m "long and not gpu"
 
 # The model against itself in every shape once more, on the device.

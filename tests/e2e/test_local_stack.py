@@ -180,7 +180,8 @@ def test_status_of_nothing_is_one_line_and_status_2(terminal: Terminal) -> None:
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
 
 
-@pytest.mark.parametrize("name", ["run", pytest.param("up", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["run", "up"])
 def test_a_checkpoint_with_a_missing_shard_is_one_line_and_leaves_nothing_running(tmp_path: Path, name: str) -> None:
     terminal = Terminal(tmp_path / "run")
     damaged = copy_tiny(tmp_path)

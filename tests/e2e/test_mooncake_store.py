@@ -86,6 +86,7 @@ async def test_what_is_put_is_got_and_flushed_by_group(store: RemoteStore) -> No
     assert await store.delete_groups(tenant_tag=b"b" * 32, timeout_s=TIMEOUT_S) == 20
 
 
+@pytest.mark.long
 async def test_a_master_that_is_gone_is_a_typed_failure(master: Master, store: RemoteStore) -> None:
     await store.put_many(items(range(5)), timeout_s=TIMEOUT_S)
     master.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import signal
 import time
@@ -29,6 +30,7 @@ from support import fake_prefill as fakes
 from support.decode_caller import FramesCall
 from support.fake_prefill import Behaviour, fake_prefill
 from support.kv_cluster import metric
+from support.seldom import seldom
 from support.service_process import ServiceProcess
 from support.waiting import until, until_async
 from support.worker_pair import Answer, WorkerPair, ask, cache_stats, counted, numbers, prompt_of, until_idle
@@ -36,20 +38,24 @@ from support.worker_pair import Answer, WorkerPair, ask, cache_stats, counted, n
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize(
-    "behave",
-    [
-        fakes.refuses,
-        fakes.hangs,
-        fakes.ends_early,
-        fakes.promises_a_hit_that_nobody_has,
-        fakes.damages_rows,
-        fakes.sends_rows_of_another_layout,
-        fakes.damages_the_hidden_row,
-    ],
-    ids=lambda behave: behave.__name__,
+MISDEEDS = (
+    fakes.refuses,
+    fakes.hangs,
+    fakes.ends_early,
+    fakes.promises_a_hit_that_nobody_has,
+    fakes.damages_rows,
+    fakes.sends_rows_of_another_layout,
+    fakes.damages_the_hidden_row,
 )
-@pytest.mark.parametrize("then", ["remote", "local"])
+WAYS_ON = list(zip(MISDEEDS, itertools.cycle(("remote", "local"))))
+OTHER_WAYS_ON = list(zip(MISDEEDS, itertools.cycle(("local", "remote"))))
+
+
+@pytest.mark.parametrize(
+    ("behave", "then"),
+    [*WAYS_ON, *seldom(*OTHER_WAYS_ON)],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
 async def test_a_bad_prefill_worker_costs_time_only(pair: WorkerPair, behave: Behaviour, then: str) -> None:
     prompt, root = prompt_of(200, seed=60), secrets.token_bytes(32)
     healthy = await ask(pair, prompt)
@@ -177,8 +183,9 @@ async def kv_id_of(pair: WorkerPair, numerics_id: str) -> str:
     raise AssertionError("no rows")
 
 
-@pytest.mark.parametrize("damaged", ["block", "snapshot"])
-@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize(
+    ("damaged", "is_remote"), [("block", True), ("snapshot", False), *seldom(("block", False), ("snapshot", True))]
+)
 async def test_a_corrupt_payload_is_dropped_and_computed_again(pair: WorkerPair, damaged: str, is_remote: bool) -> None:
     root, prompt, ids = secrets.token_bytes(32), prompt_of(400, seed=63), await ids_of(pair)
     targets = [pair.target] if is_remote else []

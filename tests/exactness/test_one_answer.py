@@ -34,6 +34,7 @@ from support.exactness import (
     noisy_drafts,
     stored_prefix,
 )
+from support.seldom import seldom
 from support.tiny_model import REPLAY, tiny_model
 
 
@@ -63,7 +64,7 @@ def test_on_two_threads(two_threads: None) -> None:
     run_all(driver(CASES, salt=1))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 128])
+@pytest.mark.parametrize("chunk", [7, *seldom(1, 128)])
 def test_with_prompts_cut_into_chunks(chunk: int) -> None:
     run_all(driver(CASES, salt=chunk, chunk=chunk))
 
@@ -72,18 +73,18 @@ def test_with_a_small_row_budget() -> None:
     run_all(driver(CASES, salt=3, rows=24, chunk=16))
 
 
-@pytest.mark.parametrize("width", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("width", [0, 5, *seldom(1, 2, 3, 4)])
 def test_at_every_verify_width(width: int) -> None:
     run_all(driver(CASES, salt=width, planner=FixedWidth(width)))
 
 
 @pytest.mark.parametrize(
     "costs",
-    [{"row_s": 1e-5}, {"row_s": 5e-4, "is_delayed": True}, {"row_s": 2e-3, "draft_s": 0.1}],
-    ids=["cheap-rows", "delayed", "mostly-plain"],
+    [{"row_s": 5e-4, "is_delayed": True}, {"row_s": 2e-3, "draft_s": 0.1}, *seldom({"row_s": 1e-5})],
+    ids=["delayed", "mostly-plain", "cheap-rows"],
 )
 def test_with_planned_widths(costs: dict[str, Any]) -> None:
-    """The last one drafts in one step of four, where drafting does not pay."""
+    """The second one drafts in one step of four, where drafting does not pay."""
     planner = planned(**costs)
     run_all(driver(CASES, salt=7, planner=planner))
     assert planner.stats().is_drafting == ("draft_s" not in costs)
@@ -97,8 +98,7 @@ def test_with_draft_weights_replaced_by_noise() -> None:
     run_all(driver(CASES, model=noisy_drafts()))
 
 
-@pytest.mark.parametrize("has_snapshot", [True, False], ids=["snapshot", "warm-replay"])
-@pytest.mark.parametrize("chunk", [7, 128])
+@pytest.mark.parametrize(("has_snapshot", "chunk"), [(True, 7), (False, 128), *seldom((True, 128), (False, 7))])
 def test_after_a_prefix_hit(has_snapshot: bool, chunk: int) -> None:
     d = driver(CASES, salt=chunk, chunk=chunk)
     for case in CASES:
@@ -143,8 +143,9 @@ def prefill_elsewhere(chunk: int, *, uses_hits: bool) -> Driver:
     return d
 
 
-@pytest.mark.parametrize("uses_hits", [False, True], ids=["cold", "hit"])
-@pytest.mark.parametrize("has_draft_windows", [True, False], ids=["draft-windows", "no-draft-windows"])
+@pytest.mark.parametrize(
+    ("uses_hits", "has_draft_windows"), [(True, True), (False, False), *seldom((True, False), (False, True))]
+)
 def test_prefilled_by_another_engine(uses_hits: bool, has_draft_windows: bool) -> None:
     source = prefill_elsewhere(60, uses_hits=uses_hits)
     d = driver(CASES, salt=5)
@@ -161,7 +162,7 @@ def test_prefilled_by_another_engine(uses_hits: bool, has_draft_windows: bool) -
     assert_same(d, CASES)
 
 
-@pytest.mark.parametrize("salt", [1, 2])
+@pytest.mark.parametrize("salt", [1, *seldom(2)])
 def test_interrupted_and_continued_at_random_tokens(salt: int) -> None:
     cuts = random.Random(salt)
     d = driver(CASES, salt=salt, chunk=11)
@@ -178,7 +179,7 @@ def test_continued_after_an_answer_longer_than_the_decoder_s_reach() -> None:
 
 
 def test_two_choices_of_one_prompt_each_as_if_alone() -> None:
-    cases = tuple(replace(case, output=8) for case in CASES[::2])
+    cases = tuple(replace(case, output=8) for case in CASES[::4])
     d = driver((), model=ServedModel(tiny_model(num_blocks=BLOCKS, num_slots=SLOTS)))
     d.submit(*(case.request(choices=[ChoiceStart()] * 2) for case in cases))
     d.run()

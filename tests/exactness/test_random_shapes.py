@@ -9,6 +9,7 @@ import pytest
 from shoal_engine.llm import model_directory
 from shoal_kernels.threads import get_num_threads, set_num_threads
 from support.random_shapes import Shape, World
+from support.seldom import seldom
 from support.tiny_model import REPLAY, TINY
 
 
@@ -26,7 +27,7 @@ def nano() -> World:
 
 
 # Quick ones; 16 and 18 also bring back an answer that had ended, to a prompt of more than a block.
-@pytest.mark.parametrize("seed", [2, 5, 6, 10, 16, 18, 20, 28])
+@pytest.mark.parametrize("seed", [5, 6, 10, 18, *seldom(2, 16, 20, 28)])
 def test_tiny_says_and_stores_the_same(seed: int) -> None:
     Shape(tiny(), seed).run()
 

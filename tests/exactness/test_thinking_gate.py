@@ -11,6 +11,7 @@ from shoal_engine.planner import FixedWidth
 from shoal_engine.requests import ChoiceStart
 from shoal_engine.served_model import ServedModel
 from support.sampling_kinds import THINK_END, Kind, compiled, driver, said, said_alone
+from support.seldom import seldom
 from support.tiny_model import tiny_model
 
 ENDS = ((THINK_END,), (THINK_END, 60, THINK_END))
@@ -42,7 +43,7 @@ def gated(place: int, ends: tuple[int, ...]) -> Kind:
 
 
 @pytest.mark.parametrize("ends", ENDS)
-@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize("width", [5, *seldom(1)])
 def test_the_end_of_thinking_may_lie_at_every_draft_position(ends: tuple[int, ...], width: int) -> None:
     kinds = [gated(place, ends) for place in range(8)]
     answers = {(kind.length, kind.seed): said_alone(kind)[0][0] for kind in kinds}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal_common.errors import AlreadyExists, Draining, InvalidArgument, Moved, Superseded
+from shoal_engine.admission import Growth
 from shoal_engine.errors import (
     BadRows,
     CommandQueueFull,
@@ -26,6 +27,8 @@ from shoal_engine.requests import ChoiceStart, PrefillRequest
 from support.engine_driver import RandomWidths, request
 from support.toy_driver import LENGTHS, driver, prompt_of, toy
 from support.toy_model import EOS, toy_output, toy_seed
+
+SMALL_GROWTH = Growth(admitted_output=256, blocks=2)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -206,13 +209,13 @@ def test_cancel_of_a_prefill_gives_everything_back_and_hands_nothing_more_over()
 
 
 def test_a_request_that_waits_for_blocks_can_be_finished_or_cancelled() -> None:
-    d = driver(block_count=40, slot_count=4, quality=95)
+    d = driver(block_count=12, slot_count=4, quality=95, growth=SMALL_GROWTH)
     for number in range(2):
         d.submit(
             request(
                 prompt_of(10),
                 name=f"r{number}",
-                max_tokens=2800,
+                max_tokens=800,
                 ignore_eos=True,
                 arrival=float(number),
                 recover_in_place=True,
@@ -265,11 +268,11 @@ def test_a_failed_step_fails_its_requests_and_no_other() -> None:
 
 
 def test_the_youngest_of_the_lowest_priority_moves_when_growth_fails() -> None:
-    d = driver(block_count=40, slot_count=4)
+    d = driver(block_count=12, slot_count=4, growth=SMALL_GROWTH)
     for name, arrival, priority in (("old", 0.0, 0), ("young", 1.0, 0), ("vip", 2.0, 1)):
-        d.admit(request(prompt_of(10), name=name, max_tokens=2800, ignore_eos=True, arrival=arrival, priority=priority))
+        d.admit(request(prompt_of(10), name=name, max_tokens=800, ignore_eos=True, arrival=arrival, priority=priority))
         if name == "old":
-            # Each holds 17 blocks at first: the third would not fit otherwise.
+            # Each holds 3 blocks at first, and 7 in the end.
             continue
         break
     d.core.start("old")
@@ -278,21 +281,21 @@ def test_the_youngest_of_the_lowest_priority_moves_when_growth_fails() -> None:
     error, indices = d.sink.failed["young"]
     assert isinstance(error, Moved)
     assert indices == (len(d.sink.tokens["young", 0]),)
-    assert d.sink.tokens["old", 0] == toy_output(prompt_of(10), 7, 2800, frozenset())
+    assert d.sink.tokens["old", 0] == toy_output(prompt_of(10), 7, 800, frozenset())
     d.assert_at_baseline()
 
 
 def test_a_request_that_recovers_in_place_says_the_same() -> None:
-    d = driver(block_count=40, slot_count=4, quality=95)
+    d = driver(block_count=12, slot_count=4, quality=95, growth=SMALL_GROWTH)
     for name, arrival in (("old", 0.0), ("young", 1.0)):
         d.submit(
-            request(prompt_of(10), name=name, max_tokens=2800, ignore_eos=True, arrival=arrival, recover_in_place=True)
+            request(prompt_of(10), name=name, max_tokens=800, ignore_eos=True, arrival=arrival, recover_in_place=True)
         )
     d.run(until=lambda: d.core.stats().waiting == 1)
     with pytest.raises(OutOfBlocks):
         d.admit(request(prompt_of(5), name="late", max_tokens=1))
     d.run()
-    assert d.sink.tokens["young", 0] == d.sink.tokens["old", 0] == toy_output(prompt_of(10), 7, 2800, frozenset())
+    assert d.sink.tokens["young", 0] == d.sink.tokens["old", 0] == toy_output(prompt_of(10), 7, 800, frozenset())
     d.assert_at_baseline()
 
 

@@ -7,6 +7,7 @@ import torch
 from shoal_kernels import SERVED, SERVED_BF16
 from shoal_kernels.ops.experts import ExpertWeights, experts, moe
 from support.on_device import DEVICE, assert_equal_bits, assert_rows_independent, backends, needs_device, relative_error
+from support.seldom import seldom
 
 BACKENDS = backends(tilelang=True)
 Stored = tuple[torch.Tensor, torch.Tensor]
@@ -55,7 +56,9 @@ def _host(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tenso
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("dim", "inner", "top_k", "rows"), [(64, 32, 2, 9), (320, 96, 1, 3), (128, 64, 3, 17)])
+@pytest.mark.parametrize(
+    ("dim", "inner", "top_k", "rows"), [(64, 32, 2, 9), *seldom((320, 96, 1, 3), (128, 64, 3, 17))]
+)
 def test_outputs_are_those_of_the_host(backend: str, dim: int, inner: int, top_k: int, rows: int) -> None:
     layer = Layer(5, dim, inner, seed=dim)
     x, ids, weights = layer.inputs(rows, top_k)
@@ -83,13 +86,13 @@ def test_the_products_of_whole_blocks_are_those_of_planes(monkeypatch: pytest.Mo
 def test_a_row_does_not_depend_on_its_batch(backend: str) -> None:
     layer = Layer(4, 64, 32, seed=3)
     routed, shared = layer.device
-    x, ids, weights = layer.inputs(7, 2)
+    x, ids, weights = layer.inputs(5, 2)
     assert_rows_independent(
         lambda rows: moe(
             x[rows], ids[rows], weights[rows], routed, shared, 10.0, precision=SERVED_BF16, backend=backend
         ),
-        7,
-        sizes=(1, 3),
+        5,
+        sizes=(3,),
     )
 
 

@@ -85,6 +85,7 @@ def test_engram_tables_that_contradict_their_primes_are_refused(tmp_path: Path) 
         inspect_checkpoint(directory)
 
 
+@pytest.mark.long
 def test_a_released_tensor_missing_in_the_index_is_named(tmp_path: Path) -> None:
     directory = write_released_index(tmp_path, prefix="model.")
     edit_index(directory, lambda names: names.pop("model.layers.39.ffn.experts.383.w2.scale"))

@@ -15,6 +15,7 @@ from shoal_model.propose import propose
 from shoal_model.rows import RowBatch
 from shoal_model.sampler import RowSampling, SampleRow, accept_length, sample
 from shoal_model.sequence import SequenceRun
+from support.seldom import seldom
 from support.tiny_model import REPLAY, text, tiny_model
 from torch import Tensor
 
@@ -75,14 +76,14 @@ def own_drafts(sampling: RowSampling) -> Drafts:
     return drafts
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM, FILTERED], ids=["greedy", "warm", "filtered"])
+@pytest.mark.parametrize("sampling", [FILTERED, *seldom(GREEDY, WARM)], ids=["filtered", "greedy", "warm"])
 def test_own_drafts_change_nothing(sampling: RowSampling) -> None:
     model = tiny_model()
     tokens, _ = speculative(model, sampling, own_drafts(sampling))
     assert tokens == plain(model, sampling)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, FILTERED], ids=["greedy", "filtered"])
+@pytest.mark.parametrize("sampling", [GREEDY, *seldom(FILTERED)], ids=["greedy", "filtered"])
 def test_drafts_that_are_right_up_to_a_random_place_change_nothing_and_are_accepted(sampling: RowSampling) -> None:
     model, random = tiny_model(), Random(2)
     expected = plain(model, sampling)
