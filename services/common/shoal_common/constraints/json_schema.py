@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
+from shoal_common.constraints import merged
 from shoal_common.constraints.kinds import MAX_TEXT_BYTES, invalid
-from shoal_common.constraints.merged import check_bounds
 from shoal_common.constraints.patterns import UNWRITABLE, PatternBudget, needs_unwritable
 
 MAX_DEPTH = 64
@@ -76,9 +76,14 @@ def check_schema(schema: Any, field: str, budget: PatternBudget | None = None) -
     endless = _endless(nodes)
     if endless is not None:
         raise invalid(field, f"{endless or '#'}: has no finite value: it always contains itself")
-    check_bounds(nodes, _target, field)
+    merged.check_bounds(nodes, _target, field)
     checked: Schema = schema
     return checked
+
+
+def scalar_alternatives(schema: Schema, field: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """See `merged.scalar_alternatives`; of a checked document."""
+    return merged.scalar_alternatives(dict(_walk(schema, field, PatternBudget())), _target, field)
 
 
 def compact(schema: Schema) -> str:

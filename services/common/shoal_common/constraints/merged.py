@@ -13,6 +13,9 @@ from shoal_common.constraints.kinds import invalid
 Node = Mapping[str, Any]
 MAX_VISITS = 100_000
 """Of schemas, in all that one value must fit; a document without references has one for each of its parts."""
+_SUSPECT = frozenset({"multipleOf", "pattern", "format"})
+_SCALAR = _SUSPECT | {"type", "const", "enum", "minLength", "maxLength"}
+_SCALAR |= {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _OPPOSITE = {
     "exclusiveMinimum": ("maximum", "exclusiveMaximum"),
     "exclusiveMaximum": ("minimum", "exclusiveMinimum"),
@@ -53,12 +56,45 @@ def check_bounds(nodes: Mapping[str, Any], target: Callable[[str], str], field: 
             raise invalid(field, text)
 
 
+def scalar_alternatives(
+    nodes: Mapping[str, Any], target: Callable[[str], str], field: str
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Where numbers and strings must fit several assertions: the path, and schemas of which one must have a value.
+
+    The schemas are of one value without what is in it, and stand alone. Raises ConstraintInvalid: there are too many.
+    """
+    if not any(isinstance(node, dict) and not _SUSPECT.isdisjoint(node) for node in nodes.values()):
+        return
+    for group in groups(nodes, target, field):
+        members = [(one, nodes[one.path]) for one in group if isinstance(nodes[one.path], dict)]
+        if _count(members, {"multipleOf"}) == 0 and _count(members, {"pattern", "format"}) < 2:
+            continue
+        always = [_scalar(node) for one, node in members if not one.choices]
+        branches: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        for one, node in members:
+            if len(one.choices) == 1:
+                ((point, branch),) = one.choices
+                branches.setdefault(point, {}).setdefault(branch, []).append(_scalar(node))
+        yield group[0].path, [{"allOf": always}] if always else [{}]
+        for point, of_point in branches.items():
+            yield point, [{"allOf": always + inner} for inner in of_point.values()]
+
+
+def _count(members: list[tuple[Member, Node]], names: set[str]) -> int:
+    return sum(name in node for _, node in members for name in names)
+
+
+def _scalar(node: Node) -> dict[str, Any]:
+    return {name: value for name, value in node.items() if name in _SCALAR}
+
+
 def groups(nodes: Mapping[str, Any], target: Callable[[str], str], field: str) -> Iterator[list[Member]]:
     """Schemas that apply to one value together: what stands at its place, and what that is put together of.
 
     Raises ConstraintInvalid: there are too many.
     """
-    roots = [frozenset({Member(path)}) for path in nodes]
+    elsewhere = set(chain.from_iterable(_not_by_themselves(path, node) for path, node in nodes.items()))
+    roots = [frozenset({Member(path)}) for path in nodes if path not in elsewhere]
     seen = set(roots)
     visits = 0
     while roots:
@@ -123,6 +159,15 @@ def _children(group: list[Member], nodes: Mapping[str, Any]) -> Iterator[frozens
         yield frozenset(
             Member(f"{one.path}/{_item(node, place)}", one.choices) for one, node in members if _item(node, place)
         )
+
+
+def _not_by_themselves(path: str, node: Any) -> Iterator[str]:
+    """Schemas inside of one that no value fits by its place: parts of it, and what is only referred to."""
+    if isinstance(node, dict):
+        for name in ("allOf", "anyOf", "oneOf"):
+            yield from (f"{path}/{name}/{index}" for index in range(len(node.get(name, ()))))
+        for name in ("$defs", "definitions"):
+            yield from (f"{path}/{name}/{_key(key)}" for key in node.get(name, ()))
 
 
 def _item(node: Node, place: int) -> str:

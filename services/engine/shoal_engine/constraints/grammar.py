@@ -28,9 +28,9 @@ def grammar_of(constraint: OutputConstraint, special_ids: Mapping[str, int]) -> 
     text = constraint.text
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return _json_grammar(text)
+            return json_grammar(text)
         case ConstraintKind.JSON_OBJECT:
-            return _json_grammar('{"type":"object"}')
+            return json_grammar('{"type":"object"}')
         case ConstraintKind.REGEX:
             return str(LLMatcher.grammar_from_regex(text))
         case ConstraintKind.EBNF:
@@ -40,7 +40,8 @@ def grammar_of(constraint: OutputConstraint, special_ids: Mapping[str, int]) -> 
             return str(LLMatcher.grammar_from_lark(tag_to_lark(tag, special_ids, JSON_OPTIONS)))
 
 
-def _json_grammar(schema: str) -> str:
+def json_grammar(schema: str) -> str:
+    """Of a schema's text."""
     # The engine takes options from objects only; these two have their own spelling.
     text = {"true": "{}", "false": '{"enum":[]}'}.get(schema, schema)
     return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
