@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from shoal_common.constraints import merged
 from shoal_common.constraints.kinds import MAX_TEXT_BYTES, invalid
-from shoal_common.constraints.patterns import UNWRITABLE, PatternBudget, needs_unwritable
+from shoal_common.constraints.patterns import UNWRITABLE, PatternBudget, writable
 
 MAX_DEPTH = 64
 MAX_NODES = 20_000
@@ -79,6 +79,25 @@ def check_schema(schema: Any, field: str, budget: PatternBudget | None = None) -
     merged.check_bounds(nodes, _target, field)
     checked: Schema = schema
     return checked
+
+
+def with_writable_patterns(schema: Any) -> Any:
+    """A checked schema whose patterns match nothing that JSON can only write as `\\u`; see `patterns.writable`."""
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    for name, value in schema.items():
+        if name == "pattern":
+            made[name] = writable(value)
+        elif name in _ONE_CHILD:
+            made[name] = with_writable_patterns(value)
+        elif name in _LISTS:
+            made[name] = [with_writable_patterns(one) for one in value]
+        elif name in _MAPS:
+            is_pattern = name == "patternProperties"
+            inner = {writable(key) if is_pattern else key: with_writable_patterns(one) for key, one in value.items()}
+            made[name] = inner
+    return made
 
 
 def scalar_alternatives(schema: Schema, field: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -168,11 +187,6 @@ def _check_patterns(node: dict[str, Any], where: str, field: str, budget: Patter
     keys = node.get("patternProperties")
     for pattern in [*([node["pattern"]] if "pattern" in node else ()), *(keys if isinstance(keys, dict) else ())]:
         budget.take(pattern, field, f"{where}: pattern {_shown(pattern)} ")
-        if needs_unwritable(pattern):
-            text = (
-                f"{where}: pattern {_shown(pattern)} asks for control characters that need \\u, which is not supported"
-            )
-            raise invalid(field, text)
 
 
 def _check_value(value: Any, where: str, field: str) -> None:

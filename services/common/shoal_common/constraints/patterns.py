@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shoal_common.constraints.kinds import invalid
 
 UNWRITABLE = frozenset(map(chr, [*range(32), 127])) - frozenset("\b\t\n\f\r")
-r"""What JSON can only write as `\u`. The engine leaves such a character out of a pattern, and so allows other texts."""
+r"""What JSON can only write as `\u`, which is allowed nowhere."""
 MAX_PARTS = 131_072
 """Characters and classes of an expression, its counted repetitions written out: 60 MB in the engine."""
 MAX_OPTIONAL_SQUARES = 1_000_000
@@ -25,9 +25,8 @@ _ESCAPE = re.compile(
 )
 _COUNTED = re.compile(r"\{\s*(\d{0,9})\s*(?:(,)\s*(\d{0,9})\s*)?\}")
 _OPENING = re.compile(r"\((?:\?(?:P?<\w*>|[a-zA-Z-]*:?))?")
-_CLASS_OPERATOR = ("&&", "--", "~~")
-_CONTROLS = {"a": "\a", "f": "\f", "t": "\t", "n": "\n", "r": "\r", "v": "\v"}
-_NAMED = "dDwWsSbBAzZ"
+_WRITABLE = r"&&[^\x00-\x07\x0b\x0e-\x1f\x7f]"
+_MANY = "avDWS"
 
 
 @dataclass
@@ -46,17 +45,22 @@ class PatternBudget:
             raise invalid(where, f"{path}has too many optional parts")
 
 
-def needs_unwritable(pattern: str) -> bool:
-    r"""Whether some part of the expression matches nothing but characters that JSON can only write as `\u`."""
+def writable(pattern: str) -> str:
+    r"""The expression without what JSON can only write as `\u`: it matches the same texts of other characters.
+
+    Where the engine writes a set of characters as JSON and meets one of these, it allows every escape, and a quote for
+    a set without quotes. A single one it leaves out.
+    """
     return _scan(pattern)[2]
 
 
-def _scan(pattern: str) -> tuple[int, int, bool]:
-    """Parts with repetitions written out, parts that may be left out, and `needs_unwritable`."""
-    sums, last, optional, is_bad, at = [0], 0, 0, False, 0
+def _scan(pattern: str) -> tuple[int, int, str]:
+    """Parts with repetitions written out, parts that may be left out, and `writable`."""
+    sums, last, optional, at = [0], 0, 0, 0
     before = ""  # the previous kind of part, to find alternatives that are empty
+    made: list[str] = []
     while at < len(pattern):
-        char = pattern[at]
+        begin, char = at, pattern[at]
         if char in "*+?":
             optional += char != "+" and before != "quantifier"
             before, at = "quantifier", at + 1
@@ -77,91 +81,51 @@ def _scan(pattern: str) -> tuple[int, int, bool]:
                 last = sums.pop()
                 sums[-1] += last
             before, at = "part" if char == ")" else "|", at + 1
-        elif char == "[":
-            end, only_unwritable = _class(pattern, at + 1)
-            is_bad |= only_unwritable
-            last, before, at = 1, "part", end
-            sums[-1] += 1
         else:
-            literal, at = _char(pattern, at)
-            is_bad |= literal in UNWRITABLE
+            at = _class_end(pattern, at) if char == "[" else _char_end(pattern, at)
             last, before = 1, "part"
             sums[-1] += 1
+        part = pattern[begin:at]
+        made.append(f"[{part}{_WRITABLE}]" if _may_be_unwritable(part) else part)
         if sums[-1] > MAX_PARTS:
-            return sums[-1], optional, is_bad
-    return sum(sums), optional, is_bad
+            break
+    return sum(sums), optional, "".join(made)
 
 
-def _char(pattern: str, at: int) -> tuple[str | None, int]:
-    """The character there, None for what stands for several, and the place behind it."""
-    if pattern[at] != "\\":
-        return pattern[at], at + 1
-    escape = _ESCAPE.match(pattern, at)
+def _may_be_unwritable(part: str) -> bool:
+    """Of a character, a set or a class."""
+    if part[0] == "[" or part in UNWRITABLE:
+        return True
+    escape = _ESCAPE.fullmatch(part)
     if escape is None:
-        return None, at + 1
+        return False
     code = next((one for one in escape.groups()[:5] if one), None)
     if code is not None:
-        return chr(min(int(code, 16), 0x10FFFF)), escape.end()
-    if escape[6] or escape[7] in _NAMED:
-        return None, escape.end()
-    return _CONTROLS.get(escape[7], escape[7]), escape.end()
+        return chr(min(int(code, 16), 0x10FFFF)) in UNWRITABLE
+    return escape[6] is not None or escape[7] in _MANY
 
 
-def _class(pattern: str, at: int) -> tuple[int, bool]:
-    """Behind a bracket: the place behind the class, and whether it holds unwritable characters alone.
+def _char_end(pattern: str, at: int) -> int:
+    escape = _ESCAPE.match(pattern, at)
+    return at + 1 if escape is None else escape.end()
 
-    A class made of others, by brackets or operators inside, is not computed: it counts as one of them if it names one.
-    """
-    is_negated = pattern.startswith("^", at)
-    at += is_negated
-    ranges: list[tuple[int, int]] = []
-    first, depth, is_made, has_sets = at, 1, False, False
+
+def _class_end(pattern: str, at: int) -> int:
+    """Behind the class that begins there, with the classes inside it."""
+    depth = 0
     while at < len(pattern):
-        if pattern[at] == "]" and at > first:
+        if pattern[at] == "[":
+            if depth and pattern.startswith("[:", at) and (end := pattern.find(":]", at)) > 0:
+                at = end + 2
+                continue
+            depth, at = depth + 1, at + 1
+            at += pattern.startswith("^", at)
+            # A bracket at the beginning is a character.
+            at += pattern.startswith("]", at)
+        elif pattern[at] == "]":
             depth, at = depth - 1, at + 1
             if not depth:
                 break
-            continue
-        if pattern.startswith("[:", at) and (end := pattern.find(":]", at)) > 0:
-            has_sets, at = True, end + 2
-            continue
-        if pattern[at] == "[" or pattern.startswith(_CLASS_OPERATOR, at):
-            is_made, depth = True, depth + (pattern[at] == "[")
-            at += 1 if pattern[at] == "[" else 2
-            first = at
-            continue
-        low, at = _char(pattern, at)
-        high = low
-        if pattern.startswith("-", at) and not pattern.startswith(("-]", "--"), at) and at + 1 < len(pattern):
-            high, at = _char(pattern, at + 1)
-        if low is None or high is None:
-            has_sets = True
         else:
-            ranges.append((ord(low), ord(high)))
-    if is_made:
-        return at, any(chr(code) in UNWRITABLE for low, high in ranges for code in (low, high))
-    # Sets like \d hold some writable character. What is left by them where they are taken away is not computed.
-    if has_sets:
-        return at, False
-    return at, _is_unwritable(_complement(ranges) if is_negated else ranges)
-
-
-def _complement(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    made, begin = [], 0
-    for low, high in sorted(ranges):
-        if low > begin:
-            made.append((begin, low - 1))
-        begin = max(begin, high + 1)
-    if begin <= 0x10FFFF:
-        made.append((begin, 0x10FFFF))
-    return made
-
-
-def _is_unwritable(ranges: list[tuple[int, int]]) -> bool:
-    """Whether there is something in the ranges, and all of it is unwritable."""
-    is_small = all(high < 128 for _, high in ranges)
-    return (
-        is_small
-        and bool(codes := {c for low, high in ranges for c in range(low, high + 1)})
-        and (UNWRITABLE.issuperset(map(chr, codes)))
-    )
+            at = _char_end(pattern, at)
+    return at
