@@ -56,8 +56,9 @@ def test_bounds_that_do_not_meet_are_taken(schema: dict[str, Any]) -> None:
 
 
 def test_schemas_put_together_in_too_many_ways_are_refused() -> None:
-    many = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{j}"} for j in range(i)]} for i in range(80)}
-    items = {"type": "array", "prefixItems": [{"$ref": "#/$defs/d79"}] * 100}
+    many: dict[str, Any] = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{j}"} for j in range(i)]} for i in range(1, 120)}
+    many["d0"] = True
+    items: dict[str, Any] = {"type": "array", "prefixItems": [{"$ref": "#/$defs/d118"}] * 900}
     schema = {**items, "$defs": {**many, "x": {"exclusiveMinimum": 0, "maximum": 0.5}}}
     with pytest.raises(ConstraintInvalid, match="too many ways"):
         normalise(ConstraintKind.JSON_SCHEMA, json.dumps(schema))

@@ -12,6 +12,7 @@ from support.grammar_walk import matcher, takes, text_of, walk
 
 NONE = {"type": "integer", "minimum": 4, "maximum": 5.5, "multipleOf": 0.3}
 OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": False}
+WHOLE = {"type": "integer", "minimum": 4, "maximum": 5.5}
 CONTROL = {"type": "string", "pattern": r"^a\x01$"}
 DEAD: list[dict[str, Any]] = [
     NONE,
@@ -21,7 +22,7 @@ DEAD: list[dict[str, Any]] = [
     {"type": "array", "items": NONE},
     {"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": NONE}},
     {"type": "array", "items": {"anyOf": [NONE, {**NONE, "maximum": 5}]}},
-    {"allOf": [{"properties": {"a": {"multipleOf": 0.3}}}, {"properties": {"a": {**NONE, "multipleOf": 1}}}], **OBJECT},
+    {"allOf": [{"properties": {"a": {"multipleOf": 0.3}}}, {"properties": {"a": WHOLE}}]},
     {**OBJECT, "patternProperties": {r"[^\s\S]": True}, "minProperties": 1},
     {
         **OBJECT,

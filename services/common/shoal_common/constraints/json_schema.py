@@ -102,7 +102,7 @@ def with_writable_patterns(schema: Any) -> Any:
 
 def scalar_alternatives(schema: Schema, field: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """See `merged.scalar_alternatives`; of a checked document."""
-    return merged.scalar_alternatives(dict(_walk(schema, field, PatternBudget())), _target, field)
+    return merged.scalar_alternatives(dict(_walk(schema, field, PatternBudget())), _target)
 
 
 def compact(schema: Schema) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from shoal_common.constraints.kinds import invalid
 
 Node = Mapping[str, Any]
-MAX_VISITS = 100_000
+MAX_VISITS = 25_000
 """Of schemas, in all that one value must fit; a document without references has one for each of its parts."""
 _SUSPECT = frozenset({"multipleOf", "pattern", "format"})
 _SCALAR = _SUSPECT | {"type", "const", "enum", "minLength", "maxLength"}
@@ -57,15 +57,15 @@ def check_bounds(nodes: Mapping[str, Any], target: Callable[[str], str], field: 
 
 
 def scalar_alternatives(
-    nodes: Mapping[str, Any], target: Callable[[str], str], field: str
+    nodes: Mapping[str, Any], target: Callable[[str], str]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Where numbers and strings must fit several assertions: the path, and schemas of which one must have a value.
 
-    The schemas are of one value without what is in it, and stand alone. Raises ConstraintInvalid: there are too many.
+    The schemas are of one value without what is in it, and stand alone. Of very large documents only the first.
     """
     if not any(isinstance(node, dict) and not _SUSPECT.isdisjoint(node) for node in nodes.values()):
         return
-    for group in groups(nodes, target, field):
+    for group in groups(nodes, target, None):
         members = [(one, nodes[one.path]) for one in group if isinstance(nodes[one.path], dict)]
         if _count(members, {"multipleOf"}) == 0 and _count(members, {"pattern", "format"}) < 2:
             continue
@@ -88,10 +88,10 @@ def _scalar(node: Node) -> dict[str, Any]:
     return {name: value for name, value in node.items() if name in _SCALAR}
 
 
-def groups(nodes: Mapping[str, Any], target: Callable[[str], str], field: str) -> Iterator[list[Member]]:
+def groups(nodes: Mapping[str, Any], target: Callable[[str], str], field: str | None) -> Iterator[list[Member]]:
     """Schemas that apply to one value together: what stands at its place, and what that is put together of.
 
-    Raises ConstraintInvalid: there are too many.
+    Raises ConstraintInvalid naming `field` where there are too many; without a field it ends there.
     """
     elsewhere = set(chain.from_iterable(_not_by_themselves(path, node) for path, node in nodes.items()))
     roots = [frozenset({Member(path)}) for path in nodes if path not in elsewhere]
@@ -100,6 +100,8 @@ def groups(nodes: Mapping[str, Any], target: Callable[[str], str], field: str) -
     while roots:
         group = _closure(roots.pop(), nodes, target)
         visits += len(group)
+        if visits > MAX_VISITS and field is None:
+            return
         if visits > MAX_VISITS:
             raise invalid(field, "its parts are put together in too many ways")
         yield group
