@@ -100,9 +100,9 @@ def groups(nodes: Mapping[str, Any], target: Callable[[str], str], field: str | 
     while roots:
         group = _closure(roots.pop(), nodes, target)
         visits += len(group)
-        if visits > MAX_VISITS and field is None:
-            return
         if visits > MAX_VISITS:
+            if field is None:
+                return
             raise invalid(field, "its parts are put together in too many ways")
         yield group
         for inner in _children(group, nodes):
