@@ -78,6 +78,13 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     options = top.mapping("stream_options")
     seed = extension.integer("seed", 0, MAX_SEED)
     sent_seed = top.integer("seed", 0, MAX_SEED)
+    top_p = top.number("top_p", 0, 1)
+    if top_p == 0.0:
+        raise InvalidArgument.at("top_p", "must be above 0")
+    wanted = old_max_tokens if max_tokens is None else max_tokens
+    min_tokens = top.integer("min_tokens", 0, MAX_TOKENS)
+    if wanted is not None and (min_tokens or 0) > wanted:
+        raise InvalidArgument.at("min_tokens", f"must be at most max_tokens, {wanted}")
     model = top.text("model", 256)
     if model is None:
         raise InvalidArgument.at("model", "is required")
@@ -85,8 +92,8 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
         model=model,
         choice_count=top.integer("n", 1, MAX_CHOICES) or 1,
         seed=sent_seed if seed is None else seed,
-        max_tokens=old_max_tokens if max_tokens is None else max_tokens,
-        min_tokens=top.integer("min_tokens", 0, MAX_TOKENS),
+        max_tokens=wanted,
+        min_tokens=min_tokens,
         is_stream=top.boolean("stream") or False,
         include_usage=bool(options and options.boolean("include_usage")),
         as_sent=_is_as_sent(extension),
@@ -101,7 +108,7 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
         is_parallel=top.boolean("parallel_tool_calls") is not False,
         effort_number=top.effort_number("reasoning_effort"),
         temperature=top.number("temperature", 0, 2),
-        top_p=top.number("top_p", 0, 1),
+        top_p=top_p,
         top_k=top.integer("top_k", 0, 2**31),
         min_p=top.number("min_p", 0, 1),
         presence_penalty=top.number("presence_penalty", -2, 2),

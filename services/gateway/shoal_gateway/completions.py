@@ -16,7 +16,7 @@ from shoal_gateway.constraint import of_response_format, with_grammar
 from shoal_gateway.echo import Echo
 from shoal_gateway.encode import LARGE_BODY_BYTES, Encoder, Prepared
 from shoal_gateway.fill_in_the_middle import find_fim_tokens
-from shoal_gateway.sampling import fit_context, text_params
+from shoal_gateway.sampling import fit_context, set_min_tokens, text_params
 from shoal_gateway.text import detokenize, plain_recipe
 
 DEFAULT_MAX_TOKENS = 4096
@@ -89,8 +89,7 @@ class CompletionEncoder:
         params = sampling_pb2.SamplingParams()
         params.CopyFrom(template.params)
         params.max_tokens = fit_context(len(ids), wanted, DEFAULT_MAX_TOKENS, self._encoder.context_tokens)
-        if min_tokens:
-            params.min_tokens = min(min_tokens, params.max_tokens)
+        set_min_tokens(params, min_tokens)
         return Prepared(
             prompt_ids=ids,
             params=params,

@@ -21,7 +21,7 @@ from deepseek_recipe import (
     UserMessage,
 )
 from shoal.common.v1 import sampling_pb2
-from shoal_common.errors import InvalidArgument
+from shoal_common.errors import InvalidArgument, MeshError
 
 from shoal_gateway.bad_words import add_bad_words
 from shoal_gateway.cache_points import cache_points
@@ -29,7 +29,8 @@ from shoal_gateway.chat_fields import ChatFields
 from shoal_gateway.constraint import AskedConstraint, of_conversation, with_grammar
 from shoal_gateway.dialect import CHAT_DIALECT, Dialect
 from shoal_gateway.output_shape import OutputShape
-from shoal_gateway.sampling import chat_params, fit_context
+from shoal_gateway.recipe_blame import blamed
+from shoal_gateway.sampling import as_asked, chat_params, fit_context
 from shoal_gateway.served_model import ServedModel
 from shoal_gateway.text import OutputRecipe
 
@@ -55,6 +56,8 @@ class Prepared:
     """None where only tokens are wanted."""
     is_exact: bool = False
     """Fails rather than being answered by, or going on with, other numerics."""
+    params_path: str = ""
+    """Where the client wrote `params`; see `sampling.as_asked`."""
     constraint: AskedConstraint | None = None
     """What every choice is held to."""
     cache_points: tuple[int, ...] = ()
@@ -63,6 +66,12 @@ class Prepared:
     """Whose request it is: of its API key; empty without keys."""
     priority: int = 0
     """Greater goes first; of its API key."""
+
+    def as_asked(self, error: MeshError) -> MeshError:
+        """A worker's error, naming the client's own field."""
+        if self.constraint is not None:
+            error = self.constraint.as_asked(error)
+        return as_asked(error, self.params_path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +242,13 @@ class Encoder:
     def _encoded(
         self, dialect: Dialect, body: dict[str, Any], effort_number: int | None, model: str
     ) -> EncodedConversation:
-        converted, shape = _of_recipe(lambda: dialect.convert(body, self._options, model))
+        def convert(recipe_body: dict[str, Any]) -> tuple[ConversationRequest, OutputShape]:
+            return _of_recipe(lambda: dialect.convert(recipe_body, self._options, model))
+
+        try:
+            converted, shape = convert(body)
+        except InvalidArgument as error:
+            raise blamed(error, body, dialect.constraint_fields, convert) from error
         for message in converted.conversation.messages:
             for source in message.image_sources:
                 where = dialect.field_of(source.path)

@@ -21,6 +21,7 @@ _MAX_STOPS = 16
 _MAX_EFFORT = 100
 _LARGE_PROMPT_BYTES = 32 * 1024
 _POINTS_FIELD = "generation.chat.cache_points"
+_PARAMS_PATH = "generation.sampling."
 _ROLES = {
     chat_pb2.CHAT_ROLE_SYSTEM: "system",
     chat_pb2.CHAT_ROLE_USER: "user",
@@ -54,7 +55,7 @@ def prepare_now(generation: generation_pb2.Generation, encoder: Encoder) -> Prep
     has_text, has_tokens = _forms(generation)
     params = sampling_pb2.SamplingParams()
     params.CopyFrom(generation.sampling)
-    check_params(params, vocab_size=model.vocab_size, path="generation.sampling.")
+    check_params(params, vocab_size=model.vocab_size, path=_PARAMS_PATH)
     _check_stops(generation, has_text)
     choice_count = generation.n if generation.HasField("n") else 1
     if not 1 <= choice_count <= MAX_CHOICES:
@@ -83,6 +84,7 @@ def prepare_now(generation: generation_pb2.Generation, encoder: Encoder) -> Prep
         user_id=generation.user_id,
         output=output if has_text else None,
         is_exact=generation.determinism == sampling_pb2.DETERMINISM_EXACT,
+        params_path=_PARAMS_PATH,
         constraint=constraint,
         cache_points=points,
     )

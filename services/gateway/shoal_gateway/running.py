@@ -273,8 +273,7 @@ class Running:
             self._complete()
 
     def _attempt_failed(self, attempt: int, error: MeshError) -> None:
-        if self._prepared.constraint is not None:
-            error = self._prepared.constraint.as_asked(error)
+        error = self._prepared.as_asked(error)
         was_current = self.session.is_current(attempt)
         verdict = self.session.failed(attempt, error)
         if not was_current:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Literal, get_args
 
 from deepseek_recipe import InferenceOptions
 from shoal.common.v1 import sampling_pb2
-from shoal_common.errors import InvalidArgument
+from shoal_common.errors import InvalidArgument, MeshError
 from shoal_common.sampling_limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_FORCED_IDS, MAX_TOP_LOGPROBS
 
 from shoal_gateway.chat_fields import MAX_STOP_TOKENS, ChatFields
@@ -26,6 +27,8 @@ _Field = Literal[
     "ignore_eos",
 ]
 _ECHOED: tuple[_Field, ...] = get_args(_Field)
+_IN_EXTENSION = frozenset({"ignore_eos", "stop_token_ids", "bad_words", "forced_ids", "prompt_logprobs"})
+_WORKER_PATH = "params."
 _COUNTS: tuple[Literal["top_logprobs", "prompt_logprobs"], ...] = ("top_logprobs", "prompt_logprobs")
 _RANGES: dict[_Field, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
@@ -47,8 +50,7 @@ def chat_params(
     """
     params = _plain_params(fields, prompt_logprobs=fields.prompt_logprobs, seed=seed)
     params.max_tokens = max_tokens
-    if fields.min_tokens:
-        params.min_tokens = min(fields.min_tokens, max_tokens)
+    set_min_tokens(params, fields.min_tokens)
     if recipe.logprobs:
         params.top_logprobs = recipe.top_logprobs or 0
     if fields.as_sent:
@@ -83,14 +85,21 @@ def _plain_params(fields: ChatFields, *, prompt_logprobs: int | None, seed: int)
     return params
 
 
+def set_min_tokens(params: sampling_pb2.SamplingParams, min_tokens: int | None) -> None:
+    """After max_tokens, which may be what the context has left. Raises InvalidArgument where that is less."""
+    if (min_tokens or 0) > params.max_tokens:
+        raise InvalidArgument.at("min_tokens", f"must be at most max_tokens, {params.max_tokens}")
+    if min_tokens:
+        params.min_tokens = min_tokens
+
+
 def _set_sent(params: sampling_pb2.SamplingParams, fields: ChatFields) -> None:
     params.temperature = 1.0 if fields.temperature is None else fields.temperature
     _set_top_p(params, 1.0 if fields.top_p is None else fields.top_p)
 
 
 def _set_top_p(params: sampling_pb2.SamplingParams, top_p: float) -> None:
-    # Zero keeps the best token alone, which is what the smallest positive value keeps too.
-    params.top_p = top_p or 1e-9
+    params.top_p = top_p
 
 
 def _extras(params: sampling_pb2.SamplingParams, fields: ChatFields) -> None:
@@ -175,6 +184,21 @@ def fit_context(prompt_tokens: int, wanted: int | None, default: int, context: i
             max_tokens=wanted or "default",
         )
     return min(default, context - prompt_tokens) if wanted is None else wanted
+
+
+def as_asked(error: MeshError, path: str) -> MeshError:
+    """A worker's error about a parameter, naming the client's own field.
+
+    path   of the parameters in a gRPC request; empty: over HTTP, at the top of the body or in its extension
+    """
+    if not isinstance(error, InvalidArgument) or not error.violations:
+        return error
+    said = error.violations[0]
+    if not said.field.startswith(_WORKER_PATH):
+        return error
+    name = said.field.removeprefix(_WORKER_PATH)
+    is_extension = not path and re.split(r"[.\[]", name, maxsplit=1)[0] in _IN_EXTENSION
+    return InvalidArgument.at(f"{'shoal.' if is_extension else path}{name}", said.description, reason=error.reason)
 
 
 def applied(params: sampling_pb2.SamplingParams) -> dict[str, float | int | bool]:

@@ -97,6 +97,8 @@ def test_a_wrong_prompt_is_named(completions: CompletionEncoder, prompt: Any, fi
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": 5}, "stop"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 8, "min_tokens": 9}, "min_tokens"),
+        ({"top_p": 0}, "top_p"),
         ({"suffix": "x", "prompt": [5]}, "suffix"),
         ({"suffix": 5}, "suffix"),
         ({"shoal": {"else": 1}}, "shoal.else"),
@@ -132,8 +134,10 @@ def test_tokens_are_those_asked_for_or_what_the_hosted_api_gives_or_what_is_left
     room = encoder.context_tokens
     assert completions.prepare_now({**BODY, "max_tokens": 3}).requests[0].params.max_tokens == 3
     assert completions.prepare_now(BODY).requests[0].params.max_tokens == min(4096, room - 1 - len("def f(x):"))
-    near = completions.prepare_now({**BODY, "prompt": [5] * (room - 2), "min_tokens": 9}).requests[0].params
+    near = completions.prepare_now({**BODY, "prompt": [5] * (room - 2), "min_tokens": 2}).requests[0].params
     assert (near.max_tokens, near.min_tokens) == (2, 2)
+    with pytest.raises(InvalidArgument, match="min_tokens: must be at most max_tokens, 2"):
+        completions.prepare_now({**BODY, "prompt": [5] * (room - 2), "min_tokens": 3})
     with pytest.raises(ContextLengthExceeded):
         completions.prepare_now({**BODY, "prompt": [5] * room})
 

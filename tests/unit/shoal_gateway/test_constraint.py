@@ -251,3 +251,110 @@ def test_the_format_of_messages_holds_the_text_to_its_schema(encoder: Encoder, h
     for wrong in ({"type": "text"}, {"schema": STRICT}, {"type": "json_schema"}, "json"):
         with pytest.raises(InvalidArgument, match=r"output_config\.format"):
             encoder.chat_now({**body, "output_config": {"format": wrong}}, MESSAGES_DIALECT)
+
+
+FORM = "response_format.json_schema.schema"
+RECIPE_REFUSES: list[tuple[dict[str, Any], str, str]] = [
+    (schema_format(5), FORM, "CONSTRAINT_INVALID"),
+    (
+        schema_format({**STRICT, "required": []}, strict=True),
+        "response_format.json_schema.schema",
+        "CONSTRAINT_INVALID",
+    ),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "INVALID_ARGUMENT"),
+    ({"response_format": 5}, "response_format", "INVALID_ARGUMENT"),
+    (
+        {"messages": [{"role": "user", "content": "Hi"}], "response_format": {"type": "json_object"}},
+        "response_format",
+        "INVALID_ARGUMENT",
+    ),
+    (
+        {"tools": [tool("g"), tool(parameters={"type": "integer"})]},
+        "tools[1].function.parameters",
+        "CONSTRAINT_INVALID",
+    ),
+    (
+        {"tools": [tool(parameters={**STRICT, "additionalProperties": True}, strict=True)]},
+        "tools[0].function.parameters",
+        "CONSTRAINT_INVALID",
+    ),
+    ({"tools": [tool("g"), {"type": "function"}]}, "tools[1]", "INVALID_ARGUMENT"),
+    ({"tools": 5}, "tools", "INVALID_ARGUMENT"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field", "reason"), RECIPE_REFUSES)
+def test_what_the_recipe_refuses_names_the_field(
+    encoder: Encoder, fields: dict[str, Any], field: str, reason: str
+) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        encoder.chat_now({**PLAIN, **fields})
+    assert (error.value.violations[0].field, error.value.reason) == (field, reason)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields", "field"),
+    [
+        (
+            RESPONSES_DIALECT,
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": 5}}},
+            "text.format.schema",
+        ),
+        (
+            RESPONSES_DIALECT,
+            {"tools": [{"type": "function", "name": "f", "parameters": {"type": "integer"}, "strict": True}]},
+            "tools[0].parameters",
+        ),
+        (MESSAGES_DIALECT, {"max_tokens": 9, "tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
+    ],
+)
+def test_what_the_recipe_refuses_names_the_field_of_each_api(
+    encoder: Encoder, dialect: Dialect, fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ConstraintInvalid) as error:
+        encoder.chat_now({**PLAIN, "input": "Some json", **fields}, dialect)
+    assert error.value.violations[0].field == field
+
+
+def test_what_is_wrong_with_a_message_is_not_blamed_on_a_schema(encoder: Encoder) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        encoder.chat_now({**PLAIN, "messages": [{"role": "x", "content": ""}], **schema_format(STRICT)})
+    assert error.value.reason == "INVALID_ARGUMENT"
+    assert not any("schema" in one.field for one in error.value.violations)
+
+
+@pytest.mark.parametrize(
+    ("said", "over_http", "over_grpc"),
+    [
+        ("params.forced_ids[3]", "shoal.forced_ids[3]", "generation.sampling.forced_ids[3]"),
+        ("params.prompt_logprobs", "shoal.prompt_logprobs", "generation.sampling.prompt_logprobs"),
+        ("params.min_p", "min_p", "generation.sampling.min_p"),
+        ("prompt_ids", "prompt_ids", "prompt_ids"),
+    ],
+)
+def test_a_workers_error_names_the_parameter_as_the_client_wrote_it(
+    encoder: Encoder, said: str, over_http: str, over_grpc: str
+) -> None:
+    refusal = InvalidArgument.at(said, "is wrong", reason="SOME_REASON")
+    generation = generation_pb2.Generation(text="a", constraint=sampling_pb2.Constraint(json_object=True))
+    requests = (encoder.chat_now(PLAIN).request, prepare_now(generation, encoder).request)
+    for request, field in zip(requests, (over_http, over_grpc), strict=True):
+        told = request.as_asked(refusal)
+        assert (told.violations[0].field, told.reason) == (field, "SOME_REASON")
+        assert told.message == f"{field}: is wrong"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 0.0, "thinking": {"type": "enabled"}}, "top_p"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"min_tokens": 9, "max_completion_tokens": 8, "max_tokens": 20}, "min_tokens"),
+        ({"min_tokens": 393_216}, "min_tokens"),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(encoder: Encoder, fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        encoder.chat_now({**PLAIN, **fields})
+    assert error.value.violations[0].field == field

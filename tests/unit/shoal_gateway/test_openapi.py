@@ -79,7 +79,9 @@ def says(schema: dict[str, Any], kind: str, arguments: tuple[Any, ...]) -> bool:
     types = schema.get("type", [])
     types = types if isinstance(types, list) else [types]
     if kind in ("integer", "number"):
-        return kind in types and (schema.get("minimum"), schema.get("maximum")) == arguments
+        # Zero itself is refused after the read where it is an exclusive bound.
+        least = schema.get("exclusiveMinimum", schema.get("minimum"))
+        return kind in types and (least, schema.get("maximum")) == arguments
     if kind == "boolean":
         return "boolean" in types
     if kind == "text":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal_common.constraints.kinds import MAX_TEXT_BYTES, invalid
@@ -18,6 +18,7 @@ from shoal_common.constraints.kinds import MAX_TEXT_BYTES, invalid
 ROOT = "root"
 MAX_NESTING = 64
 MAX_PARTS = 20_000
+"""Characters of strings, classes, names, groups and repetitions, in all."""
 MAX_REPEAT = 1_000
 MAX_STACKED = 4
 """Repetitions of repetitions without a group, as in a?*+."""
@@ -139,6 +140,16 @@ def _is_finite(one: Expression, finite: set[str]) -> bool:
     return not isinstance(one, Repeat) or one.low == 0 or _is_finite(one.part, finite)
 
 
+def _is_everything(ranges: Iterable[tuple[int, int]]) -> bool:
+    """Whether no character is left. Surrogates are none."""
+    missing = 0
+    for low, high in sorted(ranges):
+        if low > missing and not 0xD800 <= missing < low <= 0xE000:
+            return False
+        missing = max(missing, high + 1)
+    return missing > 0x10FFFF
+
+
 class _Parser:
     def __init__(self, text: str, field: str) -> None:
         self._text, self._field, self._at, self._count = text, field, 0, 0
@@ -175,9 +186,7 @@ class _Parser:
             parts.append(self._repeated(part))
 
     def _atom(self, depth: int) -> Expression | None:
-        self._count += 1
-        if self._count > MAX_PARTS:
-            raise self._error(f"more than {MAX_PARTS} parts")
+        self._count_part()
         char = self._peek()
         if char == '"':
             return self._literal()
@@ -214,7 +223,9 @@ class _Parser:
             else:
                 low, high = {"?": (0, 1), "*": (0, None), "+": (1, None)}[char]
                 self._at += 1
-            part, depth = Repeat(part, low, high), depth + 1
+            # Nothing at all, where it is repeated no times: the engine has no word for that.
+            part, depth = Sequence(()) if high == 0 else Repeat(part, low, high), depth + 1
+            self._count_part()
             if depth > MAX_STACKED:
                 raise self._error(f"more than {MAX_STACKED} repetitions follow each other")
         return part
@@ -223,6 +234,7 @@ class _Parser:
         self._at += 1
         made = []
         while (char := self._next("the string")) != '"':
+            self._count_part()
             made.append(self._escaped() if char == "\\" else char)
         return Literal("".join(made))
 
@@ -240,7 +252,7 @@ class _Parser:
             if high < low:
                 raise self._error("the ends of a range must ascend")
             ranges.append((low, high))
-        if not ranges:
+        if not ranges or (is_negated and _is_everything(ranges)):
             raise self._error("a class must hold at least one character")
         return CharClass(tuple(ranges), is_negated)
 
@@ -257,6 +269,11 @@ class _Parser:
         if char not in _PLAIN:
             raise self._error(f"escape \\{char} is unknown")
         return _PLAIN[char]
+
+    def _count_part(self) -> None:
+        self._count += 1
+        if self._count > MAX_PARTS:
+            raise self._error(f"more than {MAX_PARTS} parts")
 
     def _skip(self) -> None:
         space = _SPACE.match(self._text, self._at)

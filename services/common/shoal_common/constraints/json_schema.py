@@ -12,7 +12,9 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
+from shoal_common.constraints import merged
 from shoal_common.constraints.kinds import MAX_TEXT_BYTES, invalid
+from shoal_common.constraints.patterns import UNWRITABLE, PatternBudget, writable
 
 MAX_DEPTH = 64
 MAX_NODES = 20_000
@@ -39,7 +41,6 @@ _KNOWN = _ANNOTATIONS | _ASSERTIONS | {*_COUNTS, *_NUMBERS, *_ONE_CHILD, *_LISTS
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 _TYPES = _SCALARS | {"array", "object"}
 _STRINGS = ("pattern", "format", "$schema", "$id", "$comment", "title", "description")
-_UNWRITABLE = frozenset(map(chr, [*range(32), 127])) - frozenset("\b\t\n\f\r")
 
 
 def parse_json(text: str, field: str) -> Any:
@@ -60,21 +61,48 @@ def parse_json(text: str, field: str) -> Any:
     return value
 
 
-def check_schema(schema: Any, field: str) -> Schema:
+def check_schema(schema: Any, field: str, budget: PatternBudget | None = None) -> Schema:
     """The schema itself. Raises ConstraintInvalid, which says where in the schema something is wrong.
 
     A schema that has no finite value (an object that requires itself), or a part that has none, is refused: generation
     would enter it and never come out.
+
+    budget   of the constraint that the schema is a part of
     """
-    nodes = dict(_walk(schema, field))
+    nodes = dict(_walk(schema, field, budget or PatternBudget()))
     for path, node in nodes.items():
         if isinstance(node, dict) and "$ref" in node and _target(node["$ref"]) not in nodes:
             raise invalid(field, f"{path or '#'}: $ref {_shown(node['$ref'])} names no schema in this document")
     endless = _endless(nodes)
     if endless is not None:
         raise invalid(field, f"{endless or '#'}: has no finite value: it always contains itself")
+    merged.check_bounds(nodes, _target, field)
     checked: Schema = schema
     return checked
+
+
+def with_writable_patterns(schema: Any) -> Any:
+    """A checked schema whose patterns match nothing that JSON can only write as `\\u`; see `patterns.writable`."""
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    for name, value in schema.items():
+        if name == "pattern":
+            made[name] = writable(value)
+        elif name in _ONE_CHILD:
+            made[name] = with_writable_patterns(value)
+        elif name in _LISTS:
+            made[name] = [with_writable_patterns(one) for one in value]
+        elif name in _MAPS:
+            is_pattern = name == "patternProperties"
+            inner = {writable(key) if is_pattern else key: with_writable_patterns(one) for key, one in value.items()}
+            made[name] = inner
+    return made
+
+
+def scalar_alternatives(schema: Schema, field: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """See `merged.scalar_alternatives`; of a checked document."""
+    return merged.scalar_alternatives(dict(_walk(schema, field, PatternBudget())), _target)
 
 
 def compact(schema: Schema) -> str:
@@ -95,7 +123,7 @@ def resolve(root: Schema, schema: Schema) -> Schema:
     return schema
 
 
-def _walk(root: Any, field: str) -> Iterator[tuple[str, Schema]]:
+def _walk(root: Any, field: str, budget: PatternBudget) -> Iterator[tuple[str, Schema]]:
     """Every subschema with its JSON pointer, each checked by itself."""
     stack: list[tuple[str, Any, int]] = [("", root, 0)]
     count = 0
@@ -104,6 +132,7 @@ def _walk(root: Any, field: str) -> Iterator[tuple[str, Schema]]:
         count += 1
         if isinstance(node, dict):
             _check_node(node, path, field)
+            _check_patterns(node, path or "#", field, budget)
             count += len(node["enum"]) if isinstance(node.get("enum"), list) else 0
             children = list(_children(node, path, field))
             if children and depth >= MAX_DEPTH:
@@ -145,7 +174,6 @@ def _check_node(node: dict[str, Any], path: str, field: str) -> None:
             raise invalid(
                 field, f"{where}: {name} must be a number of at most 2 ** 53 and 15 digits, and multipleOf positive"
             )
-    _check_bounds(node, where, field)
     for name in ("const", "enum"):
         if name in node:
             _check_value(node[name], f"{where}: {name}", field)
@@ -155,21 +183,10 @@ def _check_node(node: dict[str, Any], path: str, field: str) -> None:
         raise invalid(field, f"{where}: minProperties above required + 1 needs additionalProperties: false")
 
 
-def _check_bounds(node: dict[str, Any], where: str, field: str) -> None:
-    """The engine writes a whole exclusive bound as if it were inclusive where the other bound is less than 1 away."""
-    kind = node.get("type", "number")
-    if kind != "number" and "number" not in kind:
-        return
-    bounds = (
-        ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
-        ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
-    )
-    for name, others in bounds:
-        end = node.get(name)
-        if end is None or end != int(end):
-            continue
-        if any(abs(node[other] - end) < 1 for other in others if other in node):
-            raise invalid(field, f"{where}: a whole {name} less than 1 from the other bound is not supported")
+def _check_patterns(node: dict[str, Any], where: str, field: str, budget: PatternBudget) -> None:
+    keys = node.get("patternProperties")
+    for pattern in [*([node["pattern"]] if "pattern" in node else ()), *(keys if isinstance(keys, dict) else ())]:
+        budget.take(pattern, field, f"{where}: pattern {_shown(pattern)} ")
 
 
 def _check_value(value: Any, where: str, field: str) -> None:
@@ -182,7 +199,7 @@ def _check_value(value: Any, where: str, field: str) -> None:
         if isinstance(one, list | dict):
             stack += [(inner, depth + 1) for inner in (one.values() if isinstance(one, dict) else one)]
         elif isinstance(one, str):
-            if not _UNWRITABLE.isdisjoint(one):
+            if not UNWRITABLE.isdisjoint(one):
                 raise invalid(field, f"{where}: control characters that need \\u are not supported")
         elif isinstance(one, int | float) and not isinstance(one, bool) and not _is_number(one):
             raise invalid(field, f"{where}: numbers above 2 ** 53, or of more than 15 digits, are not supported")

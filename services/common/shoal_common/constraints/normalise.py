@@ -9,6 +9,7 @@ from shoal_common.constraints.ebnf import parse_ebnf
 from shoal_common.constraints.engines import engine_of
 from shoal_common.constraints.json_schema import check_schema, compact, parse_json
 from shoal_common.constraints.kinds import MAX_START_IDS, MAX_TEXT_BYTES, ConstraintKind, OutputConstraint, invalid
+from shoal_common.constraints.patterns import PatternBudget
 from shoal_common.constraints.tool_calls import parse_tag
 
 
@@ -44,6 +45,7 @@ def _regex(text: str, field: str) -> str:
         raise invalid(field, f"is not valid Unicode: {error.reason}") from error
     if not 0 < size <= MAX_TEXT_BYTES:
         raise invalid(field, f"must have 1 to {MAX_TEXT_BYTES} bytes, has {size}")
+    PatternBudget().take(text, field, "")
     return text
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from shoal_common.constraints.json_schema import Schema, check_schema, parse_json
 from shoal_common.constraints.kinds import invalid
+from shoal_common.constraints.patterns import PatternBudget
 
 MAX_TOOLS = 128
 MAX_NAME_BYTES = 256
@@ -62,14 +63,15 @@ def parse_tag(text: str, field: str) -> ToolCallTag:
     tools = value.get("tools")
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise invalid(field, f"tools must be a list of 1 to {MAX_TOOLS} tools")
-    parsed = tuple(_tool(tool, f"{field}.tools[{index}]") for index, tool in enumerate(tools))
+    budget = PatternBudget()
+    parsed = tuple(_tool(tool, f"{field}.tools[{index}]", budget) for index, tool in enumerate(tools))
     if len({tool.name for tool in parsed}) < len(parsed):
         raise invalid(field, "two tools have the same name")
     content = value.get("content")
     if content is not None:
         if choice != "auto":
             raise invalid(field, "content has no place where the calls are required")
-        check_schema(content, f"{field}.content")
+        check_schema(content, f"{field}.content", budget)
     return ToolCallTag(
         tools=parsed,
         is_required=choice != "auto",
@@ -79,7 +81,7 @@ def parse_tag(text: str, field: str) -> ToolCallTag:
     )
 
 
-def _tool(tool: Any, field: str) -> Tool:
+def _tool(tool: Any, field: str, budget: PatternBudget) -> Tool:
     if not isinstance(tool, dict) or tool.keys() - {"name", "parameters"}:
         raise invalid(field, "must be an object of name and parameters")
     name = tool.get("name")
@@ -89,7 +91,7 @@ def _tool(tool: Any, field: str) -> Tool:
     if parameters is None:
         return Tool(name=name, parameters=None)
     where = f"{field}.parameters"
-    check_schema(parameters, where)
+    check_schema(parameters, where, budget)
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise invalid(where, "must describe an object")
     for key in ("anyOf", "oneOf", "allOf", "$ref", "enum", "const", "patternProperties", "minProperties"):

@@ -18,6 +18,7 @@ from shoal_common.constraints import LLGUIDANCE, OutputConstraint, invalid, norm
 from shoal_common.errors import Internal, MeshError
 
 from shoal_engine.constraint import Constraint, OutputUnfit, lead
+from shoal_engine.constraints.dead_ends import refuse_dead_ends
 from shoal_engine.constraints.errors import CompilerBusy, ConstraintFailed, ConstraintTimeout
 from shoal_engine.constraints.grammar import grammar_of
 from shoal_engine.constraints.matcher import TokenMatcher
@@ -197,13 +198,14 @@ class ConstraintCompiler:
         self.compile_count += 1
         field = f"constraint.{source.kind.value}"
         checked = normalise(source.kind, source.text, field=field)
-        return Prototype(
-            grammar_of(checked, self._tokenizer.special_ids),
-            self._tokenizer,
-            engine_limits(self._limits),
-            field,
-            lambda one: self._submit(one.build),
-        )
+        grammar, limits = grammar_of(checked, self._tokenizer.special_ids), engine_limits(self._limits)
+        made = Prototype(grammar, self._tokenizer, limits, field, lambda one: self._submit(one.build))
+
+        def engine(of: str) -> LLMatcher:
+            return LLMatcher(self._tokenizer.engine, of, log_level=0, limits=limits)
+
+        refuse_dead_ends(checked, grammar, self._tokenizer, engine, field)
+        return made
 
     def _done(self, key: _Key, made: Prototype | None = None) -> None:
         with self._lock:

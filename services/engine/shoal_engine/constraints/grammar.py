@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 from shoal_common.constraints import ConstraintKind, OutputConstraint
 from shoal_common.constraints.ebnf import parse_ebnf
+from shoal_common.constraints.json_schema import compact, with_writable_patterns
 from shoal_common.constraints.tool_calls import parse_tag
 
 from shoal_engine.constraints.ebnf_grammar import ebnf_to_lark
@@ -28,9 +30,9 @@ def grammar_of(constraint: OutputConstraint, special_ids: Mapping[str, int]) -> 
     text = constraint.text
     match constraint.kind:
         case ConstraintKind.JSON_SCHEMA:
-            return _json_grammar(text)
+            return json_grammar(text)
         case ConstraintKind.JSON_OBJECT:
-            return _json_grammar('{"type":"object"}')
+            return json_grammar('{"type":"object"}')
         case ConstraintKind.REGEX:
             return str(LLMatcher.grammar_from_regex(text))
         case ConstraintKind.EBNF:
@@ -40,7 +42,8 @@ def grammar_of(constraint: OutputConstraint, special_ids: Mapping[str, int]) -> 
             return str(LLMatcher.grammar_from_lark(tag_to_lark(tag, special_ids, JSON_OPTIONS)))
 
 
-def _json_grammar(schema: str) -> str:
+def json_grammar(schema: str) -> str:
+    """Of a schema's text."""
     # The engine takes options from objects only; these two have their own spelling.
-    text = {"true": "{}", "false": '{"enum":[]}'}.get(schema, schema)
+    text = {"true": "{}", "false": '{"enum":[]}'}.get(schema) or compact(with_writable_patterns(json.loads(schema)))
     return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))

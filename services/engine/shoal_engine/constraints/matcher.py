@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from shoal_engine.constraints.tokenizer import GrammarTokenizer
 
+NO_TOKEN = "the constraint allows no token here"
 _MAX_SCOUTS = 3
 """Engines for drafts that one choice may use up; behind the last, nothing is drafted for it."""
 
@@ -168,7 +169,7 @@ class TokenMatcher:
         if one.is_error():
             raise _too_costly(one)
         if not mask.any():
-            raise ConstraintFailed("the constraint allows no token here")
+            raise ConstraintFailed(NO_TOKEN)
         return mask
 
     def _try(self, token_id: int, is_known: bool) -> bool:
@@ -237,7 +238,7 @@ class TokenMatcher:
 def _too_costly(engine: LLMatcher) -> ConstraintFailed:
     lines = engine.get_error().splitlines()
     if lines and "NoExtension" in lines[0]:
-        return ConstraintFailed("the constraint allows no token here")
+        return ConstraintFailed(NO_TOKEN)
     said = lines[0][:200] if lines else "unknown error"
     return ConstraintFailed(f"the constraint exceeds what one token may cost: {said}")
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shoal_common.constraints import ConstraintKind, invalid
-from shoal_common.constraints.json_schema import Schema, resolve
+from shoal_common.constraints.json_schema import Schema, resolve, with_writable_patterns
 from shoal_common.constraints.tool_calls import DSML, Tool, ToolCallTag
 
 MAX_GRAMMAR_BYTES = 4 * 1024 * 1024
@@ -128,7 +128,7 @@ class _Lark:
         return f"{_text('</')} {self._dsml} {_text(name)}"
 
     def _json(self, schema: Schema) -> str:
-        value = {} if schema is True else {"enum": []} if schema is False else schema
+        value = {} if schema is True else {"enum": []} if schema is False else with_writable_patterns(schema)
         return "%json " + json.dumps({**value, "x-guidance": dict(self._json_options)}, ensure_ascii=False)
 
 

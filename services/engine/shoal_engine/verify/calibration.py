@@ -105,11 +105,13 @@ class Calibration:
         return self.modes.get(mode) or ModeCalibration.none(self.width)
 
     def checked(self, *, draft_id: str, width: int) -> Calibration:
-        """Itself. Raises CalibrationError if it is of another draft or width."""
+        """Itself. Raises CalibrationError if it is of another draft or width, or calibrates nothing."""
         if self.draft_id != draft_id:
             raise CalibrationError(f"is of draft {self.draft_id or 'none'}, this model's is {draft_id or 'none'}")
         if self.width != width:
             raise CalibrationError(f"is of {self.width} draft positions, this model has {width}")
+        if not self.modes:
+            raise CalibrationError("has no mode: it calibrates nothing")
         return self
 
     def to_json(self) -> str:

@@ -32,6 +32,11 @@ def number(low: float, high: float) -> Schema:
     return {"type": "number", "minimum": low, "maximum": high}
 
 
+def positive_number(high: float) -> Schema:
+    """A number above 0, at most `high`."""
+    return {"type": "number", "exclusiveMinimum": 0, "maximum": high}
+
+
 def text(max_length: int) -> Schema:
     """A string; the gateway counts bytes of UTF-8, of which there are never fewer than characters."""
     return {"type": "string", "maxLength": max_length}

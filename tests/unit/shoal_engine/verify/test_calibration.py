@@ -125,6 +125,12 @@ def test_a_calibration_is_read_as_it_was_written() -> None:
     assert Calibration.from_json(calibration().to_json()) == calibration()
 
 
+def test_a_calibration_of_no_mode_is_refused() -> None:
+    empty = Calibration.from_json(Calibration(draft_id="d", width=WIDTH, modes={}).to_json())
+    with pytest.raises(CalibrationError, match="has no mode"):
+        empty.checked(draft_id="d", width=WIDTH)
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"format": "shoal draft calibration 1", "draft_id": "d", "width": 5, "modes": {"x": {}}}']
 )
