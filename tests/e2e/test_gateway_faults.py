@@ -127,6 +127,23 @@ def test_a_silence_before_a_whole_answer_is_filled_with_blank_lines(slow: Gatewa
     assert answer.json()["choices"][0]["message"]["content"]
 
 
+def test_a_silence_of_a_grpc_stream_is_filled_with_progress(slow: GatewayMesh) -> None:
+    asked = generation([5, 6], sampling=SamplingParams(max_tokens=3, ignore_eos=True))
+    slow.ranks[0].popen.send_signal(signal.SIGSTOP)
+    timer = threading.Timer(0.8, slow.ranks[0].popen.send_signal, [signal.SIGCONT])
+    timer.start()
+    try:
+        with grpc.insecure_channel(slow.grpc) as channel:
+            stub: Any = InferenceServiceStub(channel)
+            read = list(stub.GenerateStream(GenerateStreamRequest(generation=asked), timeout=20))
+    finally:
+        timer.join()
+    kinds = [event.WhichOneof("event") for event in read]
+    assert 4 <= kinds.count("progress") <= 9
+    assert kinds[:5] == ["head"] + ["progress"] * 4
+    assert (kinds[-2], kinds[-1]) == ("finish", "tail")
+
+
 def test_a_status_waits_for_the_rank_to_admit_the_request(tmp_path: Path) -> None:
     with gateway_mesh(tmp_path, gateway={**GATEWAY, "SHOAL_GATEWAY_ADMISSION_S": "5"}) as mesh:
         mesh.ranks[0].popen.send_signal(signal.SIGSTOP)
