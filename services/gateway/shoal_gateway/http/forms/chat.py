@@ -18,7 +18,7 @@ from shoal_gateway.output_shape import Chunk
 _CHOICE = '"choices":[{"index":0,'
 _USAGE = '}],"usage":'
 _DONE = b"data: [DONE]\n\n"
-# The recipe leaves `content` out where all is reasoning; clients of OpenAI's shape look for it. In a text of the model's
+# The recipe leaves `content` out where all is reasoning; clients of OpenAI's shape look for it. In the model's own text
 # the quotes would be escaped.
 _REASONING_ONLY = '"logprobs":{"reasoning_content":'
 _WITH_CONTENT = '"logprobs":{"content":null,"reasoning_content":'
