@@ -224,6 +224,30 @@ def test_paths_and_methods_that_do_not_exist_say_so(http: httpx.Client) -> None:
     assert http.get("/v1/models/nobody").status_code == 404
 
 
+def test_head_is_answered_as_get_without_the_body(http: httpx.Client) -> None:
+    for path in ("/healthz", "/v1/readyz", "/models", "/v1/models/deepseek-flash", "/models/nobody", "/openapi.json"):
+        whole, head = http.get(path), http.head(path)
+        assert (head.status_code, head.content) == (whole.status_code, b"")
+        assert head.headers["content-length"] == str(len(whole.content))
+        assert head.headers["content-type"] == whole.headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("HEAD", "/v1/messages", "POST"),
+        ("GET", "/tokenize", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/openapi.json", "GET, HEAD"),
+        ("OPTIONS", "/chat/completions", "POST"),
+    ],
+)
+def test_a_405_says_which_methods_are_served(http: httpx.Client, method: str, path: str, allow: str) -> None:
+    answer = http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+    assert method == "HEAD" or answer.json()["error"]["code"] == "method_not_allowed"
+
+
 def test_a_body_over_the_limit_is_refused_before_it_is_read(mesh: GatewayMesh) -> None:
     host, _, port = mesh.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as raw:

@@ -130,9 +130,9 @@ def test_names_of_claude_mean_the_one_model(http: httpx.Client) -> None:
         ({"model": None}, "invalid_argument", "model"),
         ({"max_tokens": 0}, "invalid_argument", "max_tokens"),
         ({"max_tokens": -1}, "invalid_argument", "max_tokens"),
-        ({"max_tokens": 4096}, "context_length_exceeded", None),
-        ({"messages": []}, "invalid_argument", None),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "images_unsupported", "messages.0.content[0]"),
+        ({"max_tokens": 4096}, "context_length_exceeded", "max_tokens"),
+        ({"messages": []}, "invalid_argument", "messages"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "images_unsupported", "messages[0].content[0]"),
         ({"metadata": {"user_id": "x" * 513}}, "invalid_argument", "metadata.user_id"),
         ({"output_config": {"effort": 0}}, "invalid_argument", "output_config.effort"),
         ({"top_k": "many"}, "invalid_argument", "top_k"),
@@ -140,7 +140,7 @@ def test_names_of_claude_mean_the_one_model(http: httpx.Client) -> None:
         (
             {"tools": [{"name": "f", "input_schema": SCHEMA}], "messages": LOOP, "thinking": None},
             "invalid_argument",
-            None,
+            "messages[",
         ),
         (
             {"tools": [{"name": "f", "input_schema": {**SCHEMA, "$defs": {"n": {"odd": 1}}}, "strict": True}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import socket
@@ -128,6 +129,23 @@ def test_a_silence_before_a_whole_answer_is_filled_with_blank_lines(slow: Gatewa
     assert answer.json()["choices"][0]["message"]["content"]
 
 
+def test_a_silence_of_a_grpc_stream_is_filled_with_progress(slow: GatewayMesh) -> None:
+    asked = generation([5, 6], sampling=SamplingParams(max_tokens=3, ignore_eos=True))
+    slow.ranks[0].popen.send_signal(signal.SIGSTOP)
+    timer = threading.Timer(0.8, slow.ranks[0].popen.send_signal, [signal.SIGCONT])
+    timer.start()
+    try:
+        with grpc.insecure_channel(slow.grpc) as channel:
+            stub: Any = InferenceServiceStub(channel)
+            read = list(stub.GenerateStream(GenerateStreamRequest(generation=asked), timeout=20))
+    finally:
+        timer.join()
+    kinds = [event.WhichOneof("event") for event in read]
+    assert 4 <= kinds.count("progress") <= 9
+    assert kinds[:5] == ["head"] + ["progress"] * 4
+    assert (kinds[-2], kinds[-1]) == ("finish", "tail")
+
+
 def test_a_status_waits_for_the_rank_to_admit_the_request(tmp_path: Path) -> None:
     with gateway_mesh(tmp_path, gateway={**GATEWAY, "SHOAL_GATEWAY_ADMISSION_S": "5"}) as mesh:
         mesh.ranks[0].popen.send_signal(signal.SIGSTOP)
@@ -200,6 +218,39 @@ def test_a_reader_that_never_reads_is_paused_then_cut(tmp_path: Path) -> None:
             raw.close()
         assert resident_mb(mesh) - before < 40
         assert httpx.post(f"{mesh.url}/chat/completions", json={**BODY, "max_tokens": 3}, timeout=20).status_code == 200
+
+
+@pytest.mark.long
+def test_a_slow_reader_pauses_its_own_request_only_and_gets_all_of_it(tmp_path: Path) -> None:
+    with gateway_mesh(tmp_path, gateway={**GATEWAY, "SHOAL_GATEWAY_WRITE_TIMEOUT_S": "30"}) as mesh:
+        body = {**BODY, "n": 8, "max_tokens": 3900}
+        whole = httpx.post(f"{mesh.url}/chat/completions", json={**body, "stream": False}, timeout=60).json()
+        before = resident_mb(mesh)
+        host, _, port = mesh.http.rpartition(":")
+        raw = socket.socket()
+        # More than both sides' buffers hold is on its way: the gateway has to wait.
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect((host, int(port)))
+        connection = http.client.HTTPConnection(host, int(port))
+        connection.sock = raw
+        connection.request("POST", "/v1/chat/completions", body=json.dumps(body))
+        answer = connection.getresponse()
+        parts = [answer.read1(4096)]
+        for _ in range(10):
+            parts.append(answer.read1(4096))
+            fast = httpx.post(f"{mesh.url}/chat/completions", json={**BODY, "max_tokens": 200}, timeout=20)
+            assert said(fast.text)
+            wait_for(lambda: numbers(mesh.ranks[0])["open_requests"] == 1, "the end of the fast one alone")
+        assert resident_mb(mesh) - before < 20
+        parts.append(answer.read())
+        connection.close()
+        events = [one.removeprefix("data: ") for one in b"".join(parts).decode().split("\n\n") if "data: " in one]
+        assert events[-1] == "[DONE]"
+        texts = dict.fromkeys(range(8), "")
+        for choice in (json.loads(one)["choices"][0] for one in events[:-1]):
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+        assert texts == {one["index"]: one["message"]["content"] for one in whole["choices"]}
+        wait_for(lambda: is_idle(mesh.ranks[0]), "the rank's end")
 
 
 def test_a_grpc_reader_that_never_reads_is_cut_with_a_reason(tmp_path: Path) -> None:

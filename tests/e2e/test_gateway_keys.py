@@ -288,6 +288,8 @@ def test_keys_are_asked_for_by_grpc_too(mesh: GatewayMesh) -> None:
         with pytest.raises(grpc.RpcError) as over:
             [call((("x-api-key", SECRETS["rate"]),)) for _ in range(3)]
         assert over.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailing: Any = over.value.trailing_metadata()
+        assert b"type.googleapis.com/google.rpc.QuotaFailure" in dict(trailing)["grpc-status-details-bin"]
 
 
 def test_a_key_that_was_added_opens_without_a_restart_and_a_spoiled_file_takes_none_away(

@@ -17,7 +17,7 @@ from shoal.inference.v1.inference_service_pb2 import (
 )
 from shoal.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 
-from shoal_client.connection import DEFAULT_TIMEOUT_S, OPTIONS, metadata
+from shoal_client.connection import DEFAULT_TIMEOUT_S, OPTIONS, is_news, metadata
 from shoal_client.errors import from_rpc_error
 
 
@@ -53,11 +53,11 @@ class Client:
             raise from_rpc_error(error) from error
 
     def stream(self, generation: Generation, *, timeout_s: float | None = None) -> Iterator[GenerateStreamResponse]:
-        """The answer's events as they come. Closing the iterator cancels the request."""
+        """The answer's events as they come, without signs of life. Closing the iterator cancels the request."""
         request = GenerateStreamRequest(generation=generation)
         call = self._stub.GenerateStream(request, timeout=timeout_s or self._timeout_s, metadata=self._metadata)
         try:
-            yield from call
+            yield from (event for event in call if is_news(event))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shoal.inference.v1.inference_service_pb2 import GenerateStreamResponse
+
 DEFAULT_TIMEOUT_S = 600.0
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
@@ -16,3 +18,8 @@ OPTIONS: list[tuple[str, int]] = [
 def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
     """What goes along with each call."""
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
+def is_news(event: GenerateStreamResponse) -> bool:
+    """It says something of the answer: neither a sign of life nor what a newer server may send."""
+    return event.WhichOneof("event") not in (None, "progress")

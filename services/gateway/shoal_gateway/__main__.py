@@ -103,7 +103,12 @@ async def start(process: Process, loaded: Loaded[GatewayConfig]) -> None:
             tokenizer=tokenizer,
             metrics=process.metrics,
         )
-        http = HttpServer(gateway.app, listen_address=config.http_address, stop_grace_s=1.0)
+        http = HttpServer(
+            gateway.app,
+            listen_address=config.http_address,
+            head_timeout_s=config.head_timeout_s,
+            stop_grace_s=1.0,
+        )
         address = http.bind()
     except (AddressInUse, BadKeys, BadModelFiles) as error:
         raise refused(ROLE, error) from error

@@ -67,6 +67,11 @@ class Answer:
         return self._running.session.was_admitted
 
     @property
+    def queue_position(self) -> int | None:
+        """How many wait before it, as last heard; None where it waits for no placement or nothing was heard."""
+        return self._running.queue_position if self._running.waits else None
+
+    @property
     def attempts(self) -> int:
         """Workers that it was given to, one after the other."""
         return self._running.session.attempt

@@ -11,11 +11,13 @@ from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import InvalidArgument
 
 from shoal_gateway.bad_words import add_bad_words
+from shoal_gateway.chat_fields import ChatFields
 from shoal_gateway.completion_fields import CompletionFields, read_completion_fields
 from shoal_gateway.constraint import of_response_format, with_grammar
 from shoal_gateway.echo import Echo
 from shoal_gateway.encode import LARGE_BODY_BYTES, Encoder, Prepared
 from shoal_gateway.fill_in_the_middle import find_fim_tokens
+from shoal_gateway.refusals import naming_what_is_too_long
 from shoal_gateway.sampling import fit_context, set_min_tokens, text_params
 from shoal_gateway.text import detokenize, plain_recipe
 
@@ -77,7 +79,10 @@ class CompletionEncoder:
             constraint=with_grammar(of_response_format(body.get("response_format")), common.ebnf),
         )
         return PreparedCompletion(
-            requests=tuple(self._request(template, ids, common.max_tokens, common.min_tokens) for ids in prompts),
+            requests=tuple(
+                self._request(template, ids, common, f"prompt[{index}]" if len(prompts) > 1 else "prompt")
+                for index, ids in enumerate(prompts)
+            ),
             echoes=self._echoes(fields, prompts) if fields.echo else (),
             model=common.model,
             is_stream=common.is_stream,
@@ -85,11 +90,13 @@ class CompletionEncoder:
             has_echo_logprobs=has_echo_logprobs,
         )
 
-    def _request(self, template: Prepared, ids: list[int], wanted: int | None, min_tokens: int | None) -> Prepared:
+    def _request(self, template: Prepared, ids: list[int], common: ChatFields, field: str) -> Prepared:
         params = sampling_pb2.SamplingParams()
         params.CopyFrom(template.params)
-        params.max_tokens = fit_context(len(ids), wanted, DEFAULT_MAX_TOKENS, self._encoder.context_tokens)
-        set_min_tokens(params, min_tokens)
+        context = self._encoder.context_tokens
+        with naming_what_is_too_long(field, "max_tokens"):
+            params.max_tokens = fit_context(len(ids), common.max_tokens, DEFAULT_MAX_TOKENS, context)
+        set_min_tokens(params, common.min_tokens)
         return Prepared(
             prompt_ids=ids,
             params=params,

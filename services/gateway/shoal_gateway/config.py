@@ -16,6 +16,7 @@ _POSITIVE = (
     "start_timeout_s",
     "scheduler_wait_s",
     "request_timeout_s",
+    "head_timeout_s",
     "read_timeout_s",
     "write_timeout_s",
     "drain_grace_s",
@@ -54,7 +55,11 @@ class GatewayConfig:
     scheduler_wait_s: float = 10.0
     """A new request is refused with 503 when no scheduler is up for so long."""
     request_timeout_s: float = 3600.0
+    head_timeout_s: float = 30.0
+    """A connection whose request's head is not complete so long after its first byte is closed; for the first request
+    the time counts from the connection."""
     read_timeout_s: float = 60.0
+    """A client that sends nothing of its body for so long is cut."""
     write_timeout_s: float = 60.0
     """A client that takes nothing for so long is cut."""
     drain_grace_s: float = 30.0

@@ -62,7 +62,7 @@ def collect(whole: inference_service_pb2.GenerateResponse, event: inference_serv
         whole.head.CopyFrom(event.head)
     elif kind == "tail":
         whole.tail.CopyFrom(event.tail)
-    elif kind is not None:
+    elif kind in ("delta", "finish"):
         piece = event.delta if kind == "delta" else event.finish.output
         while len(whole.choices) <= piece.choice_index:
             choice_index = len(whole.choices)

@@ -34,6 +34,14 @@ class Dialect(Protocol):
     def constraint_fields(self) -> ConstraintFields:
         """Where constraints are written."""
 
+    @property
+    def prompt_field(self) -> str:
+        """Where the conversation is written."""
+
+    @property
+    def max_tokens_fields(self) -> tuple[str, ...]:
+        """Where the length of the answer is written; of several, the first that is there counts."""
+
     def read(self, body: dict[str, Any], model: ServedModel) -> ChatFields:
         """The fields that Shoal reads itself, the model's name checked."""
 
@@ -57,9 +65,6 @@ class Dialect(Protocol):
     def content_schema(self, body: dict[str, Any]) -> Any:
         """What the text must fit, where the recipe's converter leaves that out; None: the converter knows."""
 
-    def field_of(self, recipe_path: str) -> str:
-        """A place in the body as the client knows it."""
-
 
 class ChatDialect:
     """Chat Completions."""
@@ -67,6 +72,8 @@ class ChatDialect:
     constraint_fields = ConstraintFields(
         form="response_format", schema="response_format.json_schema.schema", parameters="function.parameters"
     )
+    prompt_field = "messages"
+    max_tokens_fields = ("max_completion_tokens", "max_tokens")
 
     def read(self, body: dict[str, Any], model: ServedModel) -> ChatFields:
         """See Dialect. Raises ModelNotFound."""
@@ -101,10 +108,6 @@ class ChatDialect:
         """The converter knows."""
         return None
 
-    def field_of(self, recipe_path: str) -> str:
-        """The recipe names the message only."""
-        return f"{recipe_path.lstrip('.')}.content"
-
 
 class MessagesDialect:
     """Anthropic Messages."""
@@ -112,6 +115,8 @@ class MessagesDialect:
     constraint_fields = ConstraintFields(
         form="output_config.format", schema="output_config.format.schema", parameters="input_schema"
     )
+    prompt_field = "messages"
+    max_tokens_fields = ("max_tokens",)
 
     def read(self, body: dict[str, Any], model: ServedModel) -> ChatFields:
         """See Dialect. What is named claude... is the one model: tools for Anthropic's API ask for nothing else."""
@@ -171,15 +176,13 @@ class MessagesDialect:
             raise InvalidArgument.at(form.name("schema"), "is required")
         return body["output_config"]["format"]["schema"]
 
-    def field_of(self, recipe_path: str) -> str:
-        """messages.0.content[1], as Anthropic writes it too."""
-        return recipe_path
-
 
 class ResponsesDialect:
     """Responses."""
 
     constraint_fields = ConstraintFields(form="text.format", schema="text.format.schema", parameters="parameters")
+    prompt_field = "input"
+    max_tokens_fields = ("max_output_tokens",)
 
     def read(self, body: dict[str, Any], model: ServedModel) -> ChatFields:
         """See Dialect. Raises ModelNotFound."""
@@ -214,10 +217,6 @@ class ResponsesDialect:
     def content_schema(self, body: dict[str, Any]) -> Any:
         """The converter knows."""
         return None
-
-    def field_of(self, recipe_path: str) -> str:
-        """input[0], and so on."""
-        return recipe_path
 
 
 CHAT_DIALECT = ChatDialect()

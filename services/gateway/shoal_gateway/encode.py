@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from deepseek_recipe import (
     Conversation,
     ConversationRequest,
-    ConversionError,
     ConversionOptions,
     DeepseekV41Encoding,
     ReasoningContentBehavior,
@@ -24,17 +22,19 @@ from shoal.common.v1 import sampling_pb2
 from shoal_common.errors import InvalidArgument, MeshError
 
 from shoal_gateway.bad_words import add_bad_words
+from shoal_gateway.blame import bracketed
 from shoal_gateway.cache_points import cache_points
 from shoal_gateway.chat_fields import ChatFields
 from shoal_gateway.constraint import AskedConstraint, of_conversation, with_grammar
 from shoal_gateway.dialect import CHAT_DIALECT, Dialect
+from shoal_gateway.images import refuse_images, unsupported
 from shoal_gateway.output_shape import OutputShape
-from shoal_gateway.recipe_blame import blamed
+from shoal_gateway.recipe_calls import convert, of_recipe
+from shoal_gateway.refusals import naming_what_is_too_long
 from shoal_gateway.sampling import as_asked, chat_params, fit_context
 from shoal_gateway.served_model import ServedModel
 from shoal_gateway.text import OutputRecipe
 
-T = TypeVar("T")
 LARGE_BODY_BYTES = 32 * 1024
 """From here on encoding takes longer than a step should wait for: it goes to a thread."""
 _EFFORT_LINE = "Reasoning Effort: {} (range 1-100,"
@@ -151,7 +151,7 @@ class Encoder:
             fields,
             converted.inference_options,
             is_thinking=converted.conversation.thinking_mode,
-            max_tokens=self._max_tokens(converted, fields, len(ids)),
+            max_tokens=self._max_tokens(converted, fields, len(ids), dialect, body),
             seed=self._draw_seed() if fields.seed is None else fields.seed,
         )
         add_bad_words(params, fields.bad_words, self.tokenizer)
@@ -168,7 +168,7 @@ class Encoder:
                     converted,
                     fields=dialect.constraint_fields,
                     sent_schemas=dialect.tool_schemas(body),
-                    strict_tools=_of_recipe(lambda: dialect.strict_tools(body, self._options)),
+                    strict_tools=of_recipe(lambda: dialect.strict_tools(body, self._options)),
                     is_parallel=fields.is_parallel,
                     demands_call=dialect.demands_call(body),
                     content_schema=dialect.content_schema(body),
@@ -221,7 +221,7 @@ class Encoder:
 
     def plain_text(self, text: str) -> list[int]:
         """Ids of text as a prompt holds what a user wrote: no spelling becomes a special token."""
-        ids = _of_recipe(lambda: self._as_user(text))
+        ids = of_recipe(lambda: self._as_user(text))
         if (ids[:2], ids[-2:]) != (self._frame[:2], self._frame[2:]):
             raise RuntimeError("the recipe's prompt does not hold the text between two tokens and two")
         return ids[2:-2]
@@ -229,12 +229,21 @@ class Encoder:
     def _as_user(self, text: str) -> list[int]:
         return self._encoding.encode(Conversation([UserMessage(text)], thinking_mode=False))
 
-    def _max_tokens(self, converted: ConversationRequest, fields: ChatFields, prompt_tokens: int) -> int:
+    def _max_tokens(
+        self,
+        converted: ConversationRequest,
+        fields: ChatFields,
+        prompt_tokens: int,
+        dialect: Dialect,
+        body: dict[str, Any],
+    ) -> int:
         context = self.context_tokens
-        default = fit_context(prompt_tokens, fields.max_tokens, context, context)
+        names = dialect.max_tokens_fields
+        with naming_what_is_too_long(dialect.prompt_field, next((one for one in names if body.get(one)), names[0])):
+            default = fit_context(prompt_tokens, fields.max_tokens, context, context)
         if fields.max_tokens is not None:
             return default
-        return _of_recipe(lambda: converted.resolve_max_tokens(prompt_tokens, context))
+        return of_recipe(lambda: converted.resolve_max_tokens(prompt_tokens, context))
 
     def _conversation(self, dialect: Dialect, fields: ChatFields, body: dict[str, Any]) -> EncodedConversation:
         return self._encoded(dialect, dialect.recipe_body(body, fields), fields.effort_number, fields.model)
@@ -242,22 +251,16 @@ class Encoder:
     def _encoded(
         self, dialect: Dialect, body: dict[str, Any], effort_number: int | None, model: str
     ) -> EncodedConversation:
-        def convert(recipe_body: dict[str, Any]) -> tuple[ConversationRequest, OutputShape]:
-            return _of_recipe(lambda: dialect.convert(recipe_body, self._options, model))
-
-        try:
-            converted, shape = convert(body)
-        except InvalidArgument as error:
-            raise blamed(error, body, dialect.constraint_fields, convert) from error
+        refuse_images(body)
+        converted, shape = convert(dialect, body, self._options, model)
         for message in converted.conversation.messages:
             for source in message.image_sources:
-                where = dialect.field_of(source.path)
-                raise InvalidArgument.at(where, "images are not supported yet", reason="IMAGES_UNSUPPORTED")
+                raise unsupported(bracketed(source.path))
         ids = self._encode(converted.conversation, effort_number)
         return EncodedConversation(converted=converted, shape=shape, effort_number=effort_number, prompt_ids=ids)
 
     def _encode(self, conversation: Conversation, effort_number: int | None) -> list[int]:
-        ids = _of_recipe(lambda: self._encoding.encode(conversation))
+        ids = of_recipe(lambda: self._encoding.encode(conversation))
         if effort_number is None or not conversation.thinking_mode:
             return ids
         # The recipe writes its tiers' numbers only; any other takes the place of the 75 it was told to write.
@@ -265,22 +268,3 @@ class Encoder:
         if ids[_EFFORT_AT:end] != self._effort_ids:
             raise RuntimeError("the recipe's prompt does not begin with its effort line")
         return ids[:_EFFORT_AT] + self.tokenizer.encode(_EFFORT_LINE.format(effort_number)) + ids[end:]
-
-
-def _of_recipe(call: Callable[[], T]) -> T:
-    """What the recipe says to `call`. Whatever it raises about a body, the body is wrong."""
-    try:
-        return call()
-    except ConversionError as error:
-        raise InvalidArgument(_message(error)) from error
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise InvalidArgument(f"the request cannot be read: {error}") from error
-    except RuntimeError as error:
-        raise InvalidArgument(f"the messages cannot be encoded: {error}") from error
-
-
-def _message(error: ConversionError) -> str:
-    try:
-        return str(json.loads(error.body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return str(error)

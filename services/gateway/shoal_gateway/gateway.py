@@ -120,7 +120,12 @@ class Gateway:
             write_timeout_s=config.write_timeout_s,
         )
         self.servicer = InferenceServicer(
-            encoder, self.answers, self._edge.edge, metrics=counted, write_timeout_s=config.write_timeout_s
+            encoder,
+            self.answers,
+            self._edge.edge,
+            metrics=counted,
+            keep_alive_s=config.keep_alive_s,
+            write_timeout_s=config.write_timeout_s,
         )
 
     def start(self) -> None:

@@ -14,6 +14,7 @@ from shoal_common.errors import InvalidArgument
 from shoal_gateway.chat_fields import MAX_CACHE_POINTS, MAX_CHOICES, MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL
 from shoal_gateway.constraint import of_message
 from shoal_gateway.encode import EncodedConversation, Encoder, Prepared
+from shoal_gateway.refusals import naming_what_is_too_long
 from shoal_gateway.sampling import check_params, check_prompt_ids, fit_context
 from shoal_gateway.text import OutputRecipe, plain_recipe
 
@@ -70,7 +71,8 @@ def prepare_now(generation: generation_pb2.Generation, encoder: Encoder) -> Prep
         constraint = of_message(generation.constraint, "generation.constraint", start)
     context = encoder.context_tokens
     wanted = params.max_tokens if params.HasField("max_tokens") else None
-    params.max_tokens = fit_context(len(ids), wanted, MAX_TOKENS, context)
+    with naming_what_is_too_long(f"generation.{generation.WhichOneof('prompt')}", "generation.sampling.max_tokens"):
+        params.max_tokens = fit_context(len(ids), wanted, MAX_TOKENS, context)
     if params.min_tokens > params.max_tokens:
         raise InvalidArgument.at("generation.sampling.min_tokens", f"must be at most max_tokens, {params.max_tokens}")
     if not params.HasField("seed"):
@@ -154,7 +156,18 @@ def _chat(generation: generation_pb2.Generation, encoder: Encoder) -> EncodedCon
     try:
         return encoder.conversation(body, effort or None)
     except InvalidArgument as error:
-        raise InvalidArgument.at("generation.chat", error.message, reason=error.reason) from error
+        field = _field_of(error.violations[0].field) if error.violations else "generation.chat"
+        raise InvalidArgument.at(field, error.message, reason=error.reason) from error
+
+
+def _field_of(field: str) -> str:
+    """A field of the body above as it is called in a Generation."""
+    if field.startswith("stop"):
+        return f"generation.{field}"
+    field = field.replace(".function.", ".")
+    if field.startswith("tools"):
+        return "generation.chat." + field.replace(".parameters", ".parameters_json_schema")
+    return "generation.chat." + field.replace(".arguments", ".arguments_json")
 
 
 def _message(message: chat_pb2.ChatMessage, index: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -24,14 +24,18 @@ from shoal_gateway.encode import Encoder
 from shoal_gateway.generation import PreparedGeneration, prepare
 from shoal_gateway.journal import UNFINISHED
 from shoal_gateway.metrics import GatewayMetrics
+from shoal_gateway.output_reader import ChoiceOutput
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_WAIT_S = 60.0
 _API = "grpc"
 
 
 class InferenceServicer(InferenceServiceServicer):
-    """The public service."""
+    """The public service.
+
+    keep_alive_s      wall clock between two messages of a stream at most, counted from acceptance
+    write_timeout_s   a client that takes nothing for so long is cut
+    """
 
     def __init__(
         self,
@@ -40,11 +44,12 @@ class InferenceServicer(InferenceServiceServicer):
         edge: Edge,
         *,
         metrics: GatewayMetrics,
+        keep_alive_s: float,
         write_timeout_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._encoder, self._answers, self._edge, self._metrics = encoder, answers, edge, metrics
-        self._write_timeout_s, self._clock = write_timeout_s, clock
+        self._keep_alive_s, self._write_timeout_s, self._clock = keep_alive_s, write_timeout_s, clock
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """The whole answer."""
@@ -90,23 +95,29 @@ class InferenceServicer(InferenceServiceServicer):
             prepared, opened = await self._open(request, caller)
             async with opened as answer:
                 yield pb.GenerateStreamResponse(head=self._head(answer, prepared))
-                writers = [
-                    DeltaWriter(index, has_tokens=prepared.has_tokens) for index in range(prepared.request.choice_count)
-                ]
-                is_first = True
-                while not answer.is_finished:
-                    for output in await answer.read(_WAIT_S):
-                        if is_first:
-                            self._metrics.ttft.observe(time.perf_counter() - began_s)
-                            is_first = False
-                        delta = writers[output.choice_index].delta(output)
-                        if output.finish_reason != UNFINISHED:
-                            finish = generation_pb2.Choice(output=delta, finish_reason=output.finish_reason)
-                            yield pb.GenerateStreamResponse(finish=finish)
-                        elif not is_empty(delta):
-                            yield pb.GenerateStreamResponse(delta=delta)
+                async for event in self._pieces(answer, prepared, began_s):
+                    yield event
                 tail = generation_pb2.AnswerTail(usage=answer.usage(), exact=answer.is_exact)
                 yield pb.GenerateStreamResponse(tail=tail)
+
+    async def _pieces(
+        self, answer: Answer, prepared: PreparedGeneration, began_s: float
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        writers = [DeltaWriter(index, has_tokens=prepared.has_tokens) for index in range(prepared.request.choice_count)]
+        is_first, said_s = True, time.perf_counter()
+        while not answer.is_finished:
+            outputs = await answer.read(max(0.0, said_s + self._keep_alive_s - time.perf_counter()))
+            if outputs and is_first:
+                self._metrics.ttft.observe(time.perf_counter() - began_s)
+                is_first = False
+            # Output that is held back leaves a batch without events.
+            events = [made for one in outputs if (made := _event(writers[one.choice_index], one)) is not None]
+            if not events and time.perf_counter() - said_s >= self._keep_alive_s:
+                events.append(pb.GenerateStreamResponse(progress=_progress(answer)))
+            for event in events:
+                yield event
+            if events:
+                said_s = time.perf_counter()
 
     async def _open(
         self, request: pb.GenerateRequest | pb.GenerateStreamRequest, caller: Caller
@@ -127,6 +138,18 @@ class InferenceServicer(InferenceServiceServicer):
             create_time=Timestamp(seconds=int(now_s), nanos=int(now_s % 1 * 1e9)),
             seed=prepared.request.params.seed,
         )
+
+
+def _event(writer: DeltaWriter, output: ChoiceOutput) -> pb.GenerateStreamResponse | None:
+    delta = writer.delta(output)
+    if output.finish_reason != UNFINISHED:
+        finish = generation_pb2.Choice(output=delta, finish_reason=output.finish_reason)
+        return pb.GenerateStreamResponse(finish=finish)
+    return None if is_empty(delta) else pb.GenerateStreamResponse(delta=delta)
+
+
+def _progress(answer: Answer) -> generation_pb2.Progress:
+    return generation_pb2.Progress(queue_position=answer.queue_position)
 
 
 def _secret(context: Context) -> bytes:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from shoal_common.errors import DeadlineExceeded, InvalidArgument, MeshError, NotFound, ResourceExhausted, Unavailable
+import contextlib
+from collections.abc import Iterator
+
+from shoal_common.errors import (
+    DeadlineExceeded,
+    FieldViolation,
+    InvalidArgument,
+    MeshError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 
 
 class ModelNotFound(NotFound):
@@ -15,6 +26,18 @@ class ContextLengthExceeded(InvalidArgument):
     """Prompt and output together do not fit the model's context."""
 
     reason = "CONTEXT_LENGTH_EXCEEDED"
+
+
+@contextlib.contextmanager
+def naming_what_is_too_long(prompt_field: str, max_tokens_field: str) -> Iterator[None]:
+    """A ContextLengthExceeded that leaves the block names the prompt if that alone is too long, else the length asked
+    for."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        has_room = int(error.metadata["prompt_tokens"]) < int(error.metadata["context_tokens"])
+        error.violations = (FieldViolation(max_tokens_field if has_room else prompt_field, error.message),)
+        raise
 
 
 class NeverFits(InvalidArgument):

@@ -13,7 +13,7 @@ import shoal_client
 from shoal.common.v1.sampling_pb2 import FinishReason, SamplingParams
 from shoal.common.v1.tokens_pb2 import TokenIds
 from shoal.inference.v1 import inference_service_pb2 as pb
-from shoal.inference.v1.generation_pb2 import AnswerTail, Choice, ChoiceDelta, Generation
+from shoal.inference.v1.generation_pb2 import AnswerTail, Choice, ChoiceDelta, Generation, Progress
 from shoal.inference.v1.inference_service_pb2_grpc import (
     InferenceServiceServicer,
     add_InferenceServiceServicer_to_server,
@@ -43,6 +43,9 @@ class Parrot(InferenceServiceServicer):
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         try:
+            # What has to be passed over: a sign of life, and an event of a newer server.
+            yield pb.GenerateStreamResponse(progress=Progress(queue_position=2))
+            yield pb.GenerateStreamResponse.FromString(b"\xfa\x01\x00")
             for one in request.generation.tokens.ids:
                 yield pb.GenerateStreamResponse(delta=ChoiceDelta(tokens=TokenIds(ids=[one])))
                 if request.generation.model == "stuck":
@@ -79,6 +82,7 @@ async def test_the_blocking_client_generates_streams_and_lists(parrot: tuple[str
         with Client(parrot[0]) as client:
             text = client.generate(generation("hello")).choices[0].output.text
             events = list(client.stream(generation([5, 6], sampling=SamplingParams(temperature=0))))
+            assert [event.WhichOneof("event") for event in events] == ["delta", "delta", "tail"]
             tokens = [token for event in events for token in event.delta.tokens.ids]
             return text, tokens, [model.id for model in client.models()]
 

@@ -12,10 +12,11 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2
 from opentelemetry import trace
-from shoal_common.errors import InvalidArgument, MeshError, OutOfCapacity
+from shoal_common.errors import InvalidArgument, MeshError, OutOfCapacity, QuotaExceeded
 from shoal_common.request_scope import request_id
-from shoal_common.rpc import Channel, Readiness, RpcServer, Service, from_rpc_error
+from shoal_common.rpc import Channel, Readiness, RpcServer, Service, from_rpc_error, from_status, to_status
 from shoal_common.telemetry import Metrics
 
 ARITIES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -124,6 +125,18 @@ async def test_a_mesh_error_reaches_the_caller_with_reason_metadata_and_retry_de
     assert error.message == "3 blocks wanted, 1 free"
     assert dict(error.metadata) == {"wanted": "3", "free": "1"}
     assert error.retry_after_s == 1.5
+
+
+def test_only_a_callers_own_limit_is_a_quota_failure() -> None:
+    def violations(error: MeshError) -> list[tuple[str, str]]:
+        quota = error_details_pb2.QuotaFailure()
+        failures = [quota.FromString(one.value) for one in to_status(error).details if one.Is(quota.DESCRIPTOR)]
+        return [(one.subject, one.description) for failure in failures for one in failure.violations]
+
+    own = QuotaExceeded("this key may send 3 requests per minute", reason="REQUESTS_PER_MINUTE", retry_after_s=2.0)
+    assert violations(own) == [("api_key", "this key may send 3 requests per minute")]
+    assert from_status(to_status(own)).retry_after_s == 2.0
+    assert violations(OutOfCapacity("no room")) == []
 
 
 @pytest.mark.parametrize("method", [*ARITIES, "written_stream"])

@@ -155,6 +155,18 @@ async def test_an_answer_is_admitted_read_acknowledged_and_finished(tokenizer: T
         assert made.answers.in_flight == 0
 
 
+async def test_its_place_in_the_queue_is_known_while_it_waits_there(tokenizer: Tokenizer) -> None:
+    def queued(request_id: str, message: pb.ReserveRequest) -> pb.ReserveResponse:
+        return pb.ReserveResponse(request_id=request_id, queued=pb.Queued(position=7))
+
+    async with bench(tokenizer, says(10), place=queued) as made, await made.answers.open(prepared()) as answer:
+        assert answer.queue_position is None
+        await until(lambda: answer.queue_position == 7)
+    async with bench(tokenizer, says(10)) as made, await made.answers.open(prepared()) as answer:
+        await read_all(answer)
+        assert answer.queue_position is None
+
+
 async def test_the_request_carries_the_pair_and_the_root_of_the_placement(tokenizer: Tokenizer) -> None:
     async with bench(tokenizer, says(10)) as made:
         async with await made.answers.open(prepared()) as answer:

@@ -172,3 +172,27 @@ def test_what_is_said_of_the_prompt_comes_once_with_the_next_event(encoder: Enco
     assert said[0] == {"seed": 3, "prompt_logprobs": [one]}
     assert said[1:-1] == [None] * (len(events) - 2)
     assert said[-1] == {"seed": 3}
+
+
+@pytest.mark.parametrize("text", ["hm", "hm</think>hi", "</think>hi", '"logprobs":{"reasoning_content":</think>x'])
+def test_logprobs_have_content_even_if_all_is_reasoning(encoder: Encoder, tokenizer: Tokenizer, text: str) -> None:
+    def read() -> list[ChoiceOutput]:
+        reader = OutputReader(1, recipe_of(encoder), tokenizer)
+        ids = tokenizer.encode(text)
+        said = [PositionLogprobs(emitted=TokenLogprob(token_id=one, logprob=-0.5)) for one in ids]
+        reader.add(0, ids, said, LENGTH)
+        return reader.read()[0]
+
+    thought, _, answer = text.partition("</think>")
+    form = form_of(tokenizer, 1)
+    form.add(read())
+    whole = json.loads(form.body(sampling_pb2.Usage()))["choices"][0]
+    counts = [len(whole["logprobs"].get(part) or ()) for part in ("content", "reasoning_content")]
+    assert counts == [len(tokenizer.encode(part)) for part in (answer, thought)]
+    assert "content" in whole["logprobs"]
+    raw = form_of(tokenizer, 1).events(read()).decode()
+    choices = [json.loads(one.removeprefix("data: "))["choices"][0] for one in raw.split("\n\n") if one]
+    told = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
+    assert all("content" in one for one in told)
+    assert sum(len(one["content"] or ()) for one in told) == counts[0]
+    assert "".join(choice["delta"].get("reasoning_content") or "" for choice in choices) == thought

@@ -261,7 +261,7 @@ RECIPE_REFUSES: list[tuple[dict[str, Any], str, str]] = [
         "response_format.json_schema.schema",
         "CONSTRAINT_INVALID",
     ),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "INVALID_ARGUMENT"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "INVALID_ARGUMENT"),
     ({"response_format": 5}, "response_format", "INVALID_ARGUMENT"),
     (
         {"messages": [{"role": "user", "content": "Hi"}], "response_format": {"type": "json_object"}},
@@ -278,7 +278,7 @@ RECIPE_REFUSES: list[tuple[dict[str, Any], str, str]] = [
         "tools[0].function.parameters",
         "CONSTRAINT_INVALID",
     ),
-    ({"tools": [tool("g"), {"type": "function"}]}, "tools[1]", "INVALID_ARGUMENT"),
+    ({"tools": [tool("g"), {"type": "function"}]}, "tools[1].function", "INVALID_ARGUMENT"),
     ({"tools": 5}, "tools", "INVALID_ARGUMENT"),
 ]
 

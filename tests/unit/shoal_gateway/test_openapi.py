@@ -17,6 +17,7 @@ from shoal_common.telemetry import Metrics
 from shoal_gateway.completions import CompletionEncoder
 from shoal_gateway.config import GatewayConfig
 from shoal_gateway.dialect import CHAT_DIALECT, MESSAGES_DIALECT, RESPONSES_DIALECT
+from shoal_gateway.edge.keys import secret_of
 from shoal_gateway.encode import Encoder
 from shoal_gateway.fields import Fields
 from shoal_gateway.gateway import Gateway
@@ -290,3 +291,13 @@ def form_error(form: Any) -> Any:
 )
 def test_schemas_of_answers_refuse_what_is_not_answered(name: str, wrong: Any) -> None:
     assert not validator(name).is_valid(wrong)
+
+
+def test_a_key_is_shown_in_any_header_that_is_read() -> None:
+    """Each scheme alone is enough, and so is none where keys are off."""
+    schemes = document()["components"]["securitySchemes"]
+    assert document()["security"] == [{}, *({name: []} for name in schemes)]
+    shown = {"http": "authorization", "apiKey": "x-api-key"}
+    assert [shown[one["type"]] for one in schemes.values()] == ["authorization", "x-api-key"]
+    assert schemes["api_key"]["name"] == "x-api-key"
+    assert secret_of("Bearer one", "") == secret_of("", "one") == b"one"

@@ -22,6 +22,7 @@ TINY = Path(__file__).parents[2] / "golden" / "data" / "tiny"
         ({"max_in_flight": 0}, "SHOAL_GATEWAY_MAX_IN_FLIGHT"),
         ({"keep_alive_s": 0.0}, "SHOAL_GATEWAY_KEEP_ALIVE_S"),
         ({"admission_s": 0.0}, "SHOAL_GATEWAY_ADMISSION_S"),
+        ({"head_timeout_s": 0.0}, "SHOAL_GATEWAY_HEAD_TIMEOUT_S"),
         ({"http_address": "8000"}, "SHOAL_GATEWAY_HTTP_ADDRESS"),
         ({"http_address": "x:99999"}, "SHOAL_GATEWAY_HTTP_ADDRESS"),
         ({"model_name": ""}, "SHOAL_GATEWAY_MODEL_NAME"),

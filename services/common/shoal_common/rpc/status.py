@@ -15,10 +15,12 @@ from shoal_common.errors import FieldViolation, MeshError
 
 DETAILS_KEY = "grpc-status-details-bin"
 _NANOS = 1_000_000_000
+_CALLERS_KEY = "api_key"
+"""Whose limit is reached: that of the key that the caller showed."""
 
 
 def to_status(error: MeshError) -> status_pb2.Status:
-    """Status with ErrorInfo, and RetryInfo or BadRequest where the error has such."""
+    """Status with ErrorInfo, and RetryInfo, QuotaFailure or BadRequest where the error has such."""
     details: list[Message] = [
         error_details_pb2.ErrorInfo(reason=error.reason, domain=errors.ERROR_DOMAIN, metadata=error.metadata)
     ]
@@ -26,6 +28,9 @@ def to_status(error: MeshError) -> status_pb2.Status:
         nanos = round(error.retry_after_s * _NANOS)
         delay = Duration(seconds=nanos // _NANOS, nanos=nanos % _NANOS)
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if isinstance(error, errors.QuotaExceeded):
+        quota = error_details_pb2.QuotaFailure.Violation(subject=_CALLERS_KEY, description=error.message)
+        details.append(error_details_pb2.QuotaFailure(violations=[quota]))
     if error.violations:
         violations = [
             error_details_pb2.BadRequest.FieldViolation(field=one.field, description=one.description)

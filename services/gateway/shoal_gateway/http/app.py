@@ -87,10 +87,13 @@ class App:
         if methods is None:
             raise_path = exchange.path if len(exchange.path) <= 200 else exchange.path[:200] + "..."
             raise NoSuchPath(f"nothing is served at {raise_path}")
-        handler = methods.get(exchange.method)
+        # As GET, but the body: the server leaves that out.
+        handler = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
         if handler is None:
-            allowed = ", ".join(sorted(methods))
-            raise MethodNotAllowed(f"{exchange.method} is not served here; {allowed} is", allow=allowed)
+            allowed = sorted({*methods, "HEAD"} if "GET" in methods else methods)
+            is_or_are = "is" if len(allowed) == 1 else "are"
+            told = f"{exchange.method[:20]} is not served here; {' and '.join(allowed)} {is_or_are}"
+            raise MethodNotAllowed(told, allow=", ".join(allowed))
         return handler
 
     async def _fail(self, exchange: Exchange, error: MeshError) -> None:

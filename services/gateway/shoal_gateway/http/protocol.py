@@ -15,8 +15,6 @@ WRITE_NOW = "shoal.write_now"
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
 MAX_HEADERS = 128
-HEAD_TIMEOUT_S = 30.0
-"""From the first byte (or the connection, for the first request) to the end of the headers."""
 
 
 class HeadTooLarge(Exception):
@@ -24,10 +22,14 @@ class HeadTooLarge(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    head_timeout_s   from a request's first byte (or the connection, for the first request) to the end of its headers
+    """
+
+    def __init__(self, *args: Any, head_timeout_s: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._head_timeout_s = head_timeout_s
         self._head_bytes = 0
         self._is_head_too_large = False
         self._head_timer: asyncio.TimerHandle | None = None
@@ -97,7 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise HeadTooLarge
 
     def _start_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+        self._head_timer = self.loop.call_later(self._head_timeout_s, self._head_is_late)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 from collections.abc import Iterator
@@ -30,13 +31,14 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves an App on one address. `bind`, `start`, `stop`, in this order."""
 
-    def __init__(self, app: App, *, listen_address: str, stop_grace_s: float) -> None:
+    def __init__(self, app: App, *, listen_address: str, head_timeout_s: float, stop_grace_s: float) -> None:
         self._listen_address = listen_address
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            # One is made for each connection; the type is what uvicorn's own protocols are.
+            http=functools.partial(BoundedProtocol, head_timeout_s=head_timeout_s),  # type: ignore[arg-type]
             loop="none",
             ws="none",
             lifespan="off",

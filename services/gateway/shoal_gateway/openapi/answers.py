@@ -68,7 +68,7 @@ SHOAL = answers(
 
 POSITIONS = array(answers({**_SAID, "top_logprobs": array(answers(_SAID))}))
 _POSITIONS = nullable(POSITIONS)
-_LOGPROBS = nullable(answers({}, {"content": _POSITIONS, "reasoning_content": _POSITIONS}))
+_LOGPROBS = nullable(answers({"content": _POSITIONS}, {"reasoning_content": _POSITIONS}))
 _CALLED = answers({"name": STRING, "arguments": STRING})
 _CALL = answers({"index": COUNT, "id": STRING, "type": enum("function"), "function": _CALLED})
 _CALL_PART = answers(

@@ -176,13 +176,16 @@ def document() -> dict[str, Any]:
             "description": "Unknown fields of a body are ignored, except inside `shoal`. docs/api.md tells the rest.",
         },
         "servers": [{"url": "/"}, {"url": "/v1"}],
-        "security": [{}, {"key": []}],
+        "security": [{}, {"bearer": []}, {"api_key": []}],
         "paths": {
             path: {method.lower(): _operation(one, path) for method, one in methods.items()}
             for path, methods in OPERATIONS.items()
         },
         "components": {
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
             "responses": {
                 f"{name}{status}": {"description": told, "content": _json(name)}
                 for name in ("Error", "MessagesError")

@@ -38,7 +38,7 @@ class RpcStatus(_message.Message):
     """For people."""
     @_builtins.property
     def details(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]:
-        """google.rpc.ErrorInfo always; RetryInfo and BadRequest where they apply."""
+        """google.rpc.ErrorInfo always; RetryInfo, QuotaFailure and BadRequest where they apply."""
 
     def __init__(
         self,

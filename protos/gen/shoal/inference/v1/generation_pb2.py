@@ -28,15 +28,15 @@ from shoal.common.v1 import tokens_pb2 as shoal_dot_common_dot_v1_dot_tokens__pb
 from shoal.inference.v1 import chat_pb2 as shoal_dot_inference_dot_v1_dot_chat__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#shoal/inference/v1/generation.proto\x12\x12shoal.inference.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eshoal/common/v1/sampling.proto\x1a\x1cshoal/common/v1/tokens.proto\x1a\x1dshoal/inference/v1/chat.proto\"\xb8\x03\n\nGeneration\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1e.shoal.inference.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\x06tokens\x18\x04 \x01(\x0b\x32\x19.shoal.common.v1.TokenIdsH\x00\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.shoal.common.v1.SamplingParams\x12\x0e\n\x01n\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x33\n\x0boutput_form\x18\x08 \x01(\x0e\x32\x1e.shoal.inference.v1.OutputForm\x12\x14\n\x07user_id\x18\t \x01(\tH\x02\x88\x01\x01\x12\x34\n\nconstraint\x18\n \x01(\x0b\x32\x1b.shoal.common.v1.ConstraintH\x03\x88\x01\x01\x12\x31\n\x0b\x64\x65terminism\x18\x0b \x01(\x0e\x32\x1c.shoal.common.v1.DeterminismB\x08\n\x06promptB\x04\n\x02_nB\n\n\x08_user_idB\r\n\x0b_constraint\"\x97\x02\n\x0b\x43hoiceDelta\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x16\n\x0ereasoning_text\x18\x03 \x01(\t\x12\x30\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1c.shoal.inference.v1.ToolCall\x12)\n\x06tokens\x18\x05 \x01(\x0b\x32\x19.shoal.common.v1.TokenIds\x12\x33\n\x08logprobs\x18\x06 \x03(\x0b\x32!.shoal.common.v1.PositionLogprobs\x12:\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32!.shoal.common.v1.PositionLogprobs\"o\n\x06\x43hoice\x12/\n\x06output\x18\x01 \x01(\x0b\x32\x1f.shoal.inference.v1.ChoiceDelta\x12\x34\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1d.shoal.common.v1.FinishReason\"n\n\nAnswerHead\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"B\n\nAnswerTail\x12%\n\x05usage\x18\x01 \x01(\x0b\x32\x16.shoal.common.v1.Usage\x12\r\n\x05\x65xact\x18\x02 \x01(\x08*x\n\nOutputForm\x12\x1b\n\x17OUTPUT_FORM_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTPUT_FORM_TEXT\x10\x01\x12\x16\n\x12OUTPUT_FORM_TOKENS\x10\x02\x12\x1f\n\x1bOUTPUT_FORM_TEXT_AND_TOKENS\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#shoal/inference/v1/generation.proto\x12\x12shoal.inference.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eshoal/common/v1/sampling.proto\x1a\x1cshoal/common/v1/tokens.proto\x1a\x1dshoal/inference/v1/chat.proto\"\xb8\x03\n\nGeneration\x12\r\n\x05model\x18\x01 \x01(\t\x12.\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1e.shoal.inference.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\x06tokens\x18\x04 \x01(\x0b\x32\x19.shoal.common.v1.TokenIdsH\x00\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.shoal.common.v1.SamplingParams\x12\x0e\n\x01n\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x33\n\x0boutput_form\x18\x08 \x01(\x0e\x32\x1e.shoal.inference.v1.OutputForm\x12\x14\n\x07user_id\x18\t \x01(\tH\x02\x88\x01\x01\x12\x34\n\nconstraint\x18\n \x01(\x0b\x32\x1b.shoal.common.v1.ConstraintH\x03\x88\x01\x01\x12\x31\n\x0b\x64\x65terminism\x18\x0b \x01(\x0e\x32\x1c.shoal.common.v1.DeterminismB\x08\n\x06promptB\x04\n\x02_nB\n\n\x08_user_idB\r\n\x0b_constraint\"\x97\x02\n\x0b\x43hoiceDelta\x12\x14\n\x0c\x63hoice_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x16\n\x0ereasoning_text\x18\x03 \x01(\t\x12\x30\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1c.shoal.inference.v1.ToolCall\x12)\n\x06tokens\x18\x05 \x01(\x0b\x32\x19.shoal.common.v1.TokenIds\x12\x33\n\x08logprobs\x18\x06 \x03(\x0b\x32!.shoal.common.v1.PositionLogprobs\x12:\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32!.shoal.common.v1.PositionLogprobs\"o\n\x06\x43hoice\x12/\n\x06output\x18\x01 \x01(\x0b\x32\x1f.shoal.inference.v1.ChoiceDelta\x12\x34\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1d.shoal.common.v1.FinishReason\"n\n\nAnswerHead\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04seed\x18\x04 \x01(\x04\":\n\x08Progress\x12\x1b\n\x0equeue_position\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_queue_position\"B\n\nAnswerTail\x12%\n\x05usage\x18\x01 \x01(\x0b\x32\x16.shoal.common.v1.Usage\x12\r\n\x05\x65xact\x18\x02 \x01(\x08*x\n\nOutputForm\x12\x1b\n\x17OUTPUT_FORM_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTPUT_FORM_TEXT\x10\x01\x12\x16\n\x12OUTPUT_FORM_TOKENS\x10\x02\x12\x1f\n\x1bOUTPUT_FORM_TEXT_AND_TOKENS\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.inference.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTPUTFORM']._serialized_start=1203
-  _globals['_OUTPUTFORM']._serialized_end=1323
+  _globals['_OUTPUTFORM']._serialized_start=1263
+  _globals['_OUTPUTFORM']._serialized_end=1383
   _globals['_GENERATION']._serialized_start=186
   _globals['_GENERATION']._serialized_end=626
   _globals['_CHOICEDELTA']._serialized_start=629
@@ -45,6 +45,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHOICE']._serialized_end=1021
   _globals['_ANSWERHEAD']._serialized_start=1023
   _globals['_ANSWERHEAD']._serialized_end=1133
-  _globals['_ANSWERTAIL']._serialized_start=1135
-  _globals['_ANSWERTAIL']._serialized_end=1201
+  _globals['_PROGRESS']._serialized_start=1135
+  _globals['_PROGRESS']._serialized_end=1193
+  _globals['_ANSWERTAIL']._serialized_start=1195
+  _globals['_ANSWERTAIL']._serialized_end=1261
 # @@protoc_insertion_point(module_scope)

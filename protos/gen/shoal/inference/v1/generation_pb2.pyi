@@ -259,6 +259,30 @@ class AnswerHead(_message.Message):
 Global___AnswerHead: _TypeAlias = AnswerHead  # noqa: Y015
 
 @_typing.final
+class Progress(_message.Message):
+    """A sign of life of an answer that has nothing to say yet, or just now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_POSITION_FIELD_NUMBER: _builtins.int
+    queue_position: _builtins.int
+    """Requests that are before it in the queue, when last heard; absent where it does not wait there."""
+    def __init__(
+        self,
+        *,
+        queue_position: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position", "queue_position", b"queue_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__queue_position: _TypeAlias = _typing.Literal["queue_position"]  # noqa: Y015
+    _WhichOneofArgType__queue_position: _TypeAlias = _typing.Literal["_queue_position", b"_queue_position"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_position) -> _WhichOneofReturnType__queue_position | None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
 class AnswerTail(_message.Message):
     """Tail of an answer."""
 

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from shoal.inference.v1 import generation_pb2 as shoal_dot_inference_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*shoal/inference/v1/inference_service.proto\x12\x12shoal.inference.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#shoal/inference/v1/generation.proto\"E\n\x0fGenerateRequest\x12\x32\n\ngeneration\x18\x01 \x01(\x0b\x32\x1e.shoal.inference.v1.Generation\"\x9b\x01\n\x10GenerateResponse\x12,\n\x04head\x18\x01 \x01(\x0b\x32\x1e.shoal.inference.v1.AnswerHead\x12+\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1a.shoal.inference.v1.Choice\x12,\n\x04tail\x18\x03 \x01(\x0b\x32\x1e.shoal.inference.v1.AnswerTail\"K\n\x15GenerateStreamRequest\x12\x32\n\ngeneration\x18\x01 \x01(\x0b\x32\x1e.shoal.inference.v1.Generation\"\xe1\x01\n\x16GenerateStreamResponse\x12.\n\x04head\x18\x01 \x01(\x0b\x32\x1e.shoal.inference.v1.AnswerHeadH\x00\x12\x30\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1f.shoal.inference.v1.ChoiceDeltaH\x00\x12,\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1a.shoal.inference.v1.ChoiceH\x00\x12.\n\x04tail\x18\x04 \x01(\x0b\x32\x1e.shoal.inference.v1.AnswerTailH\x00\x42\x07\n\x05\x65vent\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.shoal.inference.v1.Model\"\x85\x01\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r2\xb1\x02\n\x10InferenceService\x12U\n\x08Generate\x12#.shoal.inference.v1.GenerateRequest\x1a$.shoal.inference.v1.GenerateResponse\x12i\n\x0eGenerateStream\x12).shoal.inference.v1.GenerateStreamRequest\x1a*.shoal.inference.v1.GenerateStreamResponse0\x01\x12[\n\nListModels\x12%.shoal.inference.v1.ListModelsRequest\x1a&.shoal.inference.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*shoal/inference/v1/inference_service.proto\x12\x12shoal.inference.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#shoal/inference/v1/generation.proto\"E\n\x0fGenerateRequest\x12\x32\n\ngeneration\x18\x01 \x01(\x0b\x32\x1e.shoal.inference.v1.Generation\"\x9b\x01\n\x10GenerateResponse\x12,\n\x04head\x18\x01 \x01(\x0b\x32\x1e.shoal.inference.v1.AnswerHead\x12+\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1a.shoal.inference.v1.Choice\x12,\n\x04tail\x18\x03 \x01(\x0b\x32\x1e.shoal.inference.v1.AnswerTail\"K\n\x15GenerateStreamRequest\x12\x32\n\ngeneration\x18\x01 \x01(\x0b\x32\x1e.shoal.inference.v1.Generation\"\x93\x02\n\x16GenerateStreamResponse\x12.\n\x04head\x18\x01 \x01(\x0b\x32\x1e.shoal.inference.v1.AnswerHeadH\x00\x12\x30\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1f.shoal.inference.v1.ChoiceDeltaH\x00\x12,\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1a.shoal.inference.v1.ChoiceH\x00\x12.\n\x04tail\x18\x04 \x01(\x0b\x32\x1e.shoal.inference.v1.AnswerTailH\x00\x12\x30\n\x08progress\x18\x05 \x01(\x0b\x32\x1c.shoal.inference.v1.ProgressH\x00\x42\x07\n\x05\x65vent\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.shoal.inference.v1.Model\"\x85\x01\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r2\xb1\x02\n\x10InferenceService\x12U\n\x08Generate\x12#.shoal.inference.v1.GenerateRequest\x1a$.shoal.inference.v1.GenerateResponse\x12i\n\x0eGenerateStream\x12).shoal.inference.v1.GenerateStreamRequest\x1a*.shoal.inference.v1.GenerateStreamResponse0\x01\x12[\n\nListModels\x12%.shoal.inference.v1.ListModelsRequest\x1a&.shoal.inference.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,13 +40,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATESTREAMREQUEST']._serialized_start=365
   _globals['_GENERATESTREAMREQUEST']._serialized_end=440
   _globals['_GENERATESTREAMRESPONSE']._serialized_start=443
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=668
-  _globals['_LISTMODELSREQUEST']._serialized_start=670
-  _globals['_LISTMODELSREQUEST']._serialized_end=689
-  _globals['_LISTMODELSRESPONSE']._serialized_start=691
-  _globals['_LISTMODELSRESPONSE']._serialized_end=754
-  _globals['_MODEL']._serialized_start=757
-  _globals['_MODEL']._serialized_end=890
-  _globals['_INFERENCESERVICE']._serialized_start=893
-  _globals['_INFERENCESERVICE']._serialized_end=1198
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=718
+  _globals['_LISTMODELSREQUEST']._serialized_start=720
+  _globals['_LISTMODELSREQUEST']._serialized_end=739
+  _globals['_LISTMODELSRESPONSE']._serialized_start=741
+  _globals['_LISTMODELSRESPONSE']._serialized_end=804
+  _globals['_MODEL']._serialized_start=807
+  _globals['_MODEL']._serialized_end=940
+  _globals['_INFERENCESERVICE']._serialized_start=943
+  _globals['_INFERENCESERVICE']._serialized_end=1248
 # @@protoc_insertion_point(module_scope)

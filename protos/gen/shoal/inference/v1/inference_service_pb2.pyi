@@ -114,6 +114,7 @@ class GenerateStreamResponse(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def head(self) -> _generation_pb2.AnswerHead:
         """The first message."""
@@ -130,6 +131,10 @@ class GenerateStreamResponse(_message.Message):
     def tail(self) -> _generation_pb2.AnswerTail:
         """The last message."""
 
+    @_builtins.property
+    def progress(self) -> _generation_pb2.Progress:
+        """It goes on; nothing else is said."""
+
     def __init__(
         self,
         *,
@@ -137,12 +142,13 @@ class GenerateStreamResponse(_message.Message):
         delta: _generation_pb2.ChoiceDelta | None = ...,
         finish: _generation_pb2.Choice | None = ...,
         tail: _generation_pb2.AnswerTail | None = ...,
+        progress: _generation_pb2.Progress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finish", b"finish", "head", b"head", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finish", b"finish", "head", b"head", "progress", b"progress", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finish", b"finish", "head", b"head", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finish", b"finish", "head", b"head", "progress", b"progress", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["head", "delta", "finish", "tail"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["head", "delta", "finish", "tail", "progress"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -68,15 +68,21 @@ class InferenceServiceServicer:
         INVALID_ARGUMENT (INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, ...): the request is wrong; BadRequest names the fields.
         NOT_FOUND (MODEL_NOT_FOUND): no such model.
         UNAUTHENTICATED, PERMISSION_DENIED: the key in the metadata `authorization: Bearer KEY` is missing or refused.
-        RESOURCE_EXHAUSTED: a quota of the caller is used up; RetryInfo says when to try again.
+        RESOURCE_EXHAUSTED: a limit of the caller's key is reached; QuotaFailure names it, RetryInfo says when to try again.
         UNAVAILABLE: no capacity; RetryInfo says when to try again. Nothing was generated.
+
+        While it works nothing but HTTP/2 pings can show that it lives: the server sends them every 10 s and gives a peer up that
+        leaves one unanswered for 5 s; clients may send theirs, also without a call. GenerateStream says more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Answers as it goes: one `head`, then `delta` and `finish` messages, then one `tail`, then OK.
+        """Answers as it goes: one `head`, then `delta`, `finish` and `progress` messages, then one `tail`, then OK.
+
+        From acceptance on no silence is longer than the server's keep-alive interval (10 s by default): whatever the request
+        waits for, it then says `progress`.
 
         Deltas of one choice come in order and each token once; choices interleave; every choice has one finish, its last
         message. A status other than OK may come after deltas; the tail is then missing. Codes as in Generate, and

@@ -18,6 +18,10 @@ from shoal_gateway.output_shape import Chunk
 _CHOICE = '"choices":[{"index":0,'
 _USAGE = '}],"usage":'
 _DONE = b"data: [DONE]\n\n"
+# The recipe leaves `content` out where all is reasoning; clients of OpenAI's shape look for it. In the model's own text
+# the quotes would be escaped.
+_REASONING_ONLY = '"logprobs":{"reasoning_content":'
+_WITH_CONTENT = '"logprobs":{"content":null,"reasoning_content":'
 
 
 def usage_object(usage: sampling_pb2.Usage, *, is_thinking: bool) -> dict[str, Any]:
@@ -80,7 +84,8 @@ class ChatForm:
             if report := prompt_report(output, self._tokenizer):
                 self._once = self._extended(report)
             for chunk in output.chunks:
-                events.append(self._event(output.choice_index, chunk))
+                event = self._event(output.choice_index, chunk)
+                events.append(event.replace(_REASONING_ONLY, _WITH_CONTENT, 1) if output.logprobs else event)
         return "".join(events).encode()
 
     def end(self, usage: sampling_pb2.Usage) -> bytes:
@@ -108,6 +113,8 @@ class ChatForm:
         for index, accumulated in enumerate(self._choices):
             choice = orjson.loads(accumulated.to_json())["choices"][0]
             choice["index"] = index
+            if choice["logprobs"] is not None:
+                choice["logprobs"].setdefault("content", None)
             choices.append(choice)
         counts = usage_object(usage, is_thinking=self._is_thinking)
         whole = {**self._shared("chat.completion"), "choices": choices, "usage": counts, "shoal": self._values}
