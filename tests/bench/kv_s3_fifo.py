@@ -52,8 +52,10 @@ class S3Fifo:
 
     def _victim(self, kept: Collection[bytes]) -> bytes | None:
         while True:
-            small, main = self._small.oldest_leaf(kept), self._main.oldest_leaf(kept)
-            if small is not None and (main is None or self._small.used_bytes >= self._small_bytes):
+            small = self._small.oldest_leaf(kept)
+            is_full = small is not None and self._small.used_bytes >= self._small_bytes
+            main = None if is_full else self._main.oldest_leaf(kept)
+            if small is not None and main is None:
                 if self._uses[small] < _MOVES_FROM_USES:
                     return small
                 self._small.discard(small)
