@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from pathlib import Path
 import grpc
 from shoal.common.v1 import kv_transport_pb2 as pb
 from shoal.common.v1 import kv_transport_service_pb2_grpc as pb_grpc
+from shoal.kv_cache.v1 import kv_cache_service_pb2 as cache_pb
+from shoal_common.errors import InvalidArgument
 from shoal_common.kv_transport import (
     Arena,
     ExportTable,
@@ -19,6 +22,7 @@ from shoal_common.kv_transport import (
     PayloadSpec,
     RunSpec,
     StreamCall,
+    StreamCaller,
     StreamServer,
     TransferEngine,
 )
@@ -107,3 +111,23 @@ def mutual_tls(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         context.load_verify_locations(certificate)
     server.verify_mode = ssl.CERT_REQUIRED
     return server, client
+
+
+async def double(request: cache_pb.ReleaseRequest) -> cache_pb.ReleaseRequest:
+    """A method that doubles what it is given, fails for nothing and for "bug", and is "slow"."""
+    if not request.lease_id:
+        raise InvalidArgument.at("lease_id", "must not be empty", reason="EMPTY")
+    if request.lease_id == "bug":
+        raise ZeroDivisionError
+    if request.lease_id == "slow":
+        await asyncio.sleep(3600)
+    return cache_pb.ReleaseRequest(lease_id=request.lease_id * 2)
+
+
+async def call_by_stream(
+    caller: StreamCaller, address: str, text: str, *, method: str = "Double", timeout_s: float = 5
+) -> str:
+    """What a holder that serves `double` by its stream makes of it."""
+    request = cache_pb.ReleaseRequest(lease_id=text)
+    answer = await caller.call(address, method, request, cache_pb.ReleaseRequest, timeout_s=timeout_s)
+    return answer.lease_id

@@ -123,9 +123,10 @@ class Flusher:
             return
         # One after the other, and each the whole log as it is then: the last one written is the newest.
         async with self._writing:
-            kept, has_forgotten, file = list(self.log.records), self.log.has_forgotten, self._file
+            kept, forgotten, has_forgotten = self.log.records, self.log.forgotten, self.log.has_forgotten
+            file = self._file
             try:
-                await self._disk.call(lambda: file.write(kept, has_forgotten=has_forgotten))
+                await self._disk.call(lambda: file.write(kept, forgotten=forgotten, has_forgotten=has_forgotten))
             except MeshError as error:
                 failures.append(error)
 

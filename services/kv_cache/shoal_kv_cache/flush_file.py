@@ -34,13 +34,18 @@ class FlushFile:
             return self._lost(error)
         try:
             header, *lines = [json.loads(line) for line in raw.splitlines()]
-            return FlushLog([_record(one) for one in lines], has_forgotten=bool(header["has_forgotten"]))
+            return FlushLog(
+                [_record(one) for one in lines],
+                forgotten=[bytes.fromhex(one) for one in header["forgotten"]],
+                has_forgotten=bool(header["has_forgotten"]),
+            )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             return self._lost(error)
 
-    def write(self, records: Sequence[FlushRecord], *, has_forgotten: bool) -> None:
+    def write(self, records: Sequence[FlushRecord], *, forgotten: Sequence[bytes], has_forgotten: bool) -> None:
         """Durable on return. Blocking. Raises MeshError of the disk tier."""
-        lines = [json.dumps({"has_forgotten": has_forgotten}), *(json.dumps(_fields(one)) for one in records)]
+        header = {"has_forgotten": has_forgotten, "forgotten": [name.hex() for name in forgotten]}
+        lines = [json.dumps(one) for one in (header, *map(_fields, records))]
         partial = self._path.with_suffix(".new")
         try:
             with partial.open("w", encoding="ascii") as file:

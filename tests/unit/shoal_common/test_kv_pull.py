@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import shutil
 import socket
@@ -21,34 +20,26 @@ from shoal_common.errors import (
     ChecksumMismatch,
     DataLoss,
     DeadlineExceeded,
-    Internal,
-    InvalidArgument,
-    MeshError,
     NotFound,
 )
 from shoal_common.kv_transport import (
-    BegunCall,
     KvPuller,
     SharedArena,
     SlabArena,
     StreamBroken,
     StreamCall,
     StreamCaller,
-    StreamUnreachable,
     checksum_of,
-    local_address,
     stream_address,
 )
-from shoal_common.kv_transport.destinations import DestinationPool
 from shoal_common.kv_transport.same_host import unpace
 from shoal_common.kv_transport.stream_frames import DataHead, FrameKind, Pull, pack_frame
 from shoal_common.rpc.channels import Channel
-from support.kv_ways import GRPC, SHM, TCP, Holder, block_of, holder, mutual_tls, run_of
+from support.kv_ways import GRPC, SHM, TCP, block_of, call_by_stream, double, holder, mutual_tls, run_of
 from support.waiting import until
 
 Kinds: TypeAlias = "tuple[pb.TransportKind.ValueType, ...]"
 WAYS = [pytest.param((SHM, TCP, GRPC), id="shm"), pytest.param((TCP, GRPC), id="tcp"), pytest.param((GRPC,), id="grpc")]
-BY_TCP_OR_UNIX = pytest.mark.parametrize("is_local", [False, True], ids=["tcp", "unix"])
 
 
 def address_of(view: memoryview) -> int:
@@ -107,7 +98,7 @@ async def test_many_megabytes_come_through_several_threads_or_many_packets(kinds
 async def test_a_stream_with_mutual_tls_gives_the_same_bytes_and_calls_and_refuses_strangers(tmp_path: Path) -> None:
     server, client = mutual_tls(tmp_path)
     blocks = [os.urandom(50_000) for _ in range(30)]
-    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double)}
+    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, double)}
     with SlabArena(4 << 20, slab_bytes=4096) as arena, puller_of((TCP,), ssl_context=client) as puller:
         async with holder(arena, ssl_context=server, calls=calls) as held:
             with held.exports.opened(puller.offer) as export:
@@ -115,11 +106,11 @@ async def test_a_stream_with_mutual_tls_gives_the_same_bytes_and_calls_and_refus
                 assert await puller.pull_runs(export.grant, [run], held.channel, timeout_s=10) == blocks
             address = stream_address(export.grant, held.channel)
             caller = StreamCaller(ssl_context=client)
-            assert await _call(caller, address, "x") == "xx"
+            assert await call_by_stream(caller, address, "x") == "xx"
             caller.close()
             plain = StreamCaller()
             with pytest.raises(StreamBroken):
-                await _call(plain, address, "x")
+                await call_by_stream(plain, address, "x")
 
 
 @pytest.mark.parametrize("kinds", WAYS)
@@ -368,195 +359,6 @@ async def test_connections_are_bounded_and_what_comes_on_top_goes_by_grpc_or_wai
             one.close()
 
 
-async def _double(request: cache_pb.ReleaseRequest) -> cache_pb.ReleaseRequest:
-    if not request.lease_id:
-        raise InvalidArgument.at("lease_id", "must not be empty", reason="EMPTY")
-    if request.lease_id == "bug":
-        raise ZeroDivisionError
-    if request.lease_id == "slow":
-        await asyncio.sleep(3600)
-    return cache_pb.ReleaseRequest(lease_id=request.lease_id * 2)
-
-
-async def _call(caller: StreamCaller, address: str, text: str, *, method: str = "Double", timeout_s: float = 5) -> str:
-    request = cache_pb.ReleaseRequest(lease_id=text)
-    answer = await caller.call(address, method, request, cache_pb.ReleaseRequest, timeout_s=timeout_s)
-    return answer.lease_id
-
-
-@pytest.fixture
-async def caller() -> StreamCaller:
-    return StreamCaller()
-
-
-@BY_TCP_OR_UNIX
-async def test_calls_by_the_stream_answer_and_fail_as_by_grpc(caller: StreamCaller, is_local: bool) -> None:
-    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double)}
-    async with holder(None, calls=calls, max_connections=64) as held:
-        address = _address(held, is_local=is_local)
-        assert await asyncio.gather(*(_call(caller, address, str(turn)) for turn in range(20))) == [
-            str(turn) * 2 for turn in range(20)
-        ]
-        for text, method, code in (("", "Double", "INVALID_ARGUMENT"), ("x", "Other", "UNIMPLEMENTED")):
-            with pytest.raises(MeshError) as caught:
-                await _call(caller, address, text, method=method)
-            assert caught.value.code == code
-        with pytest.raises(Internal, match="internal error"):
-            await _call(caller, address, "bug")
-        with pytest.raises(DeadlineExceeded):
-            await _call(caller, address, "slow", timeout_s=0.05)
-        assert await _call(caller, address, "x" * 3_000_000) == "x" * 6_000_000
-    caller.close()
-
-
-@BY_TCP_OR_UNIX
-async def test_a_call_outlives_the_end_of_an_idle_connection_and_not_that_of_the_server(
-    caller: StreamCaller, is_local: bool
-) -> None:
-    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double)}
-    async with holder(None, calls=calls, idle_s=0.05) as held:
-        address = _address(held, is_local=is_local)
-        assert await _call(caller, address, "x") == "xx"
-        await until(lambda: held.stream.connection_count == 0, what="the idle connection ends")
-        assert await _call(caller, address, "y") == "yy"
-    with pytest.raises((StreamUnreachable, StreamBroken)):
-        await _call(caller, address, "z")
-    caller.close()
-
-
-@BY_TCP_OR_UNIX
-async def test_what_needs_no_waiting_is_answered_before_the_handler_is_asked(
-    caller: StreamCaller, is_local: bool
-) -> None:
-    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double, _at_once)}
-    async with holder(None, calls=calls) as held:
-        address = _address(held, is_local=is_local)
-        for text, answer in (("now", "at once"), ("later", "laterlater"), ("now", "at once")):
-            assert await _call(caller, address, text) == answer
-        with pytest.raises(InvalidArgument, match="never"):
-            await _call(caller, address, "never")
-        with pytest.raises(Internal, match="internal error"):
-            await _call(caller, address, "broken")
-        assert await _call(caller, address, "now") == "at once"
-    caller.close()
-
-
-def _at_once(request: cache_pb.ReleaseRequest) -> cache_pb.ReleaseRequest | None:
-    if request.lease_id == "never":
-        raise InvalidArgument.at("lease_id", "never")
-    if request.lease_id == "broken":
-        raise ZeroDivisionError
-    return cache_pb.ReleaseRequest(lease_id="at once") if request.lease_id == "now" else None
-
-
-@BY_TCP_OR_UNIX
-async def test_an_answer_is_there_when_its_call_has_begun_or_comes_when_it_is_finished(
-    caller: StreamCaller, is_local: bool
-) -> None:
-    may_answer = threading.Event()
-
-    async def later(request: cache_pb.ReleaseRequest) -> cache_pb.ReleaseRequest:
-        await asyncio.to_thread(may_answer.wait, 20)
-        return cache_pb.ReleaseRequest(lease_id="later")
-
-    def begin(text: str) -> BegunCall[cache_pb.ReleaseRequest]:
-        asked = cache_pb.ReleaseRequest(lease_id=text)
-        return caller.begin(address, "Double", asked, cache_pb.ReleaseRequest, timeout_s=10)
-
-    with _holder_elsewhere({"Double": StreamCall(cache_pb.ReleaseRequest, later, _at_once)}) as addresses:
-        address = addresses[is_local]
-        count = 0
-        # The first finds no connection, and a busy machine may take longer than the loop stands still for.
-        for _ in range(200):
-            begun = begin("now")
-            count += begun.is_answered
-            if not begun.is_answered:
-                await caller.finish(begun)
-            assert begun.answer().lease_id == "at once"
-        assert count
-        waiting = begin("x")
-        assert not waiting.is_answered
-        may_answer.set()
-        await caller.finish(waiting)
-        assert waiting.answer().lease_id == "later"
-    # It has let go of the connection.
-    gone = begin("now")
-    assert not gone.is_answered
-    with pytest.raises((StreamBroken, StreamUnreachable)):
-        await caller.finish(gone)
-    caller.close()
-
-
-@contextmanager
-def _holder_elsewhere(calls: dict[str, StreamCall]) -> Iterator[tuple[str, str]]:
-    """Its addresses, by TCP and by the socket; served by an event loop of its own."""
-    addresses: list[tuple[str, str]] = []
-    is_up, is_over = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with holder(None, calls=calls) as held:
-            addresses.append((_address(held), _address(held, is_local=True)))
-            is_up.set()
-            await asyncio.to_thread(is_over.wait, 60)
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    try:
-        assert is_up.wait(20)
-        yield addresses[0]
-    finally:
-        is_over.set()
-        thread.join(20)
-
-
-async def test_processes_of_other_users_are_cut_off_the_socket_for_calls() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can run a process as another user")
-    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double)}
-    async with holder(None, calls=calls) as held:
-        for user, expected in ((65534, b"cut"), (0, b"kept")):
-            program = _CONNECT.format(name=held.stream.call_socket)
-            running = await asyncio.create_subprocess_exec(
-                "/usr/bin/env", "python3", "-I", "-c", program, stdout=asyncio.subprocess.PIPE, user=user
-            )
-            said, _ = await asyncio.wait_for(running.communicate(), 20)
-            assert said.strip() == expected
-
-
-async def test_no_more_connections_than_may_be_call_by_the_socket(caller: StreamCaller) -> None:
-    calls = {"Double": StreamCall(cache_pb.ReleaseRequest, _double)}
-    async with holder(None, calls=calls, max_connections=2) as held:
-        address = _address(held, is_local=True)
-        slow = [asyncio.create_task(_call(caller, address, "slow", timeout_s=5)) for _ in range(2)]
-        await until(lambda: held.stream.connection_count == 2, what="both are connected")
-        with pytest.raises(StreamBroken):
-            await _call(caller, address, "x")
-        assert held.stream.refused_count == 1
-        for one in slow:
-            one.cancel()
-        await asyncio.gather(*slow, return_exceptions=True)
-    caller.close()
-
-
-# Half a second of silence passes for being kept.
-_CONNECT = """
-import socket
-one = socket.socket(socket.AF_UNIX)
-one.connect(chr(0) + "{name}")
-one.settimeout(0.5)
-try:
-    print("cut" if one.recv(1) == b"" else "spoken to")
-except TimeoutError:
-    print("kept")
-except ConnectionError:
-    print("cut")
-"""
-
-
-def _address(held: Holder, *, is_local: bool = False) -> str:
-    return local_address(held.stream.call_socket) if is_local else f"127.0.0.1{held.stream.address}"
-
-
 @pytest.mark.parametrize(("from_address", "is_changed"), [("127.0.0.1", True), ("127.0.0.2", False)])
 def test_only_connections_between_two_ends_of_one_address_are_not_paced(from_address: str, is_changed: bool) -> None:
     with (
@@ -569,30 +371,3 @@ def test_only_connections_between_two_ends_of_one_address_are_not_paced(from_add
             unpace(one)
             used = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             assert used.rstrip(b"\0") == b"reno" if is_changed else used == default
-
-
-def test_destinations_are_used_again_only_when_nobody_looks_at_them() -> None:
-    pool = DestinationPool(8 << 20)
-    first = pool.take(1 << 20)
-    first[:4] = b"mine"
-    part, address = first[:4].toreadonly(), ctypes.addressof(ctypes.c_char.from_buffer(first))
-    del first
-    other = pool.take(1 << 20)
-    other[:4] = b"over"
-    assert bytes(part) == b"mine"
-    del part
-    again = pool.take(1 << 20)
-    assert ctypes.addressof(ctypes.c_char.from_buffer(again)) == address
-    assert address % 64 == 0
-
-
-def test_destinations_keep_no_more_than_they_may() -> None:
-    pool = DestinationPool(8 << 20)
-    taken = [pool.take(3 << 20) for _ in range(5)]
-    for index, view in enumerate(taken):
-        view[:1] = bytes([index])
-    assert [view[0] for view in taken] == [0, 1, 2, 3, 4]
-    assert pool.kept_bytes <= 8 << 20
-    assert pool.take(64 << 20).nbytes == 64 << 20
-    assert pool.kept_bytes <= 8 << 20
-    assert pool.take(0).nbytes == 0

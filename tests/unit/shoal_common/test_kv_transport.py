@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from shoal.common.v1 import kv_transport_service_pb2_grpc as pb_grpc
 from shoal_common.errors import ChecksumMismatch, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from shoal_common.kv_transport import ArenaFull, ExportTable, KvPuller, KvTransportServicer, PayloadSpec, SharedArena
 from shoal_common.kv_transport.arena import ArenaView
+from shoal_common.kv_transport.destinations import DestinationPool
 from shoal_common.kv_transport.free_list import FreeList
 from shoal_common.kv_transport.shared_file import sweep_abandoned
 from shoal_common.rpc.channels import Channel
@@ -205,3 +207,30 @@ def test_an_arena_whose_owner_was_killed_is_removed_and_a_living_one_stays(tmp_p
         with SharedArena(1 << 20, directory=tmp_path) as second:
             assert {path.name for path in tmp_path.iterdir()} == {living.name, second.name}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_destinations_are_used_again_only_when_nobody_looks_at_them() -> None:
+    pool = DestinationPool(8 << 20)
+    first = pool.take(1 << 20)
+    first[:4] = b"mine"
+    part, address = first[:4].toreadonly(), ctypes.addressof(ctypes.c_char.from_buffer(first))
+    del first
+    other = pool.take(1 << 20)
+    other[:4] = b"over"
+    assert bytes(part) == b"mine"
+    del part
+    again = pool.take(1 << 20)
+    assert ctypes.addressof(ctypes.c_char.from_buffer(again)) == address
+    assert address % 64 == 0
+
+
+def test_destinations_keep_no_more_than_they_may() -> None:
+    pool = DestinationPool(8 << 20)
+    taken = [pool.take(3 << 20) for _ in range(5)]
+    for index, view in enumerate(taken):
+        view[:1] = bytes([index])
+    assert [view[0] for view in taken] == [0, 1, 2, 3, 4]
+    assert pool.kept_bytes <= 8 << 20
+    assert pool.take(64 << 20).nbytes == 64 << 20
+    assert pool.kept_bytes <= 8 << 20
+    assert pool.take(0).nbytes == 0

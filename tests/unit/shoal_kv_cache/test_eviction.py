@@ -179,12 +179,28 @@ def test_an_origin_is_judged_by_its_last_waits_and_an_unknown_one_evenly() -> No
     assert abs(origins.pace(1) - 4.0) < 0.01
 
 
+def test_a_conversation_that_is_silent_for_many_of_its_pauses_has_rather_ended() -> None:
+    # One of tools that answer within seconds, and one of a reader who takes minutes and comes back half of the time.
+    quick, slow = [b"\x01" * 32, *hashes_of("quick", 9)], [b"\x02" * 32, *hashes_of("slow", 9)]
+    for silent_s, gone in ((20.0, slow), (1000.0, quick)):
+        cache = Cache(1000)
+        for turn in range(3):
+            cache.turn(300.0 * turn, slow)
+        for turn in range(10):
+            cache.turn(600.0 + 2 * turn, quick)
+        cache.index.expire(618.0 + silent_s, Changes())
+        cache.index.evict_ram(10 * BLOCK.size_bytes, Changes())
+        assert [cache.index.depth(ONE, one) for one in (quick, slow)] == [
+            10 * (one is not gone) for one in (quick, slow)
+        ]
+
+
 def block_of(name: int) -> bytes:
     return bytes([name]) * 32
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 400)), min_size=2, max_size=60), st.integers(1, 30))
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 400)), min_size=2, max_size=60), st.integers(1, 7))
 def test_of_single_blocks_those_go_that_are_least_likely_to_be_asked_for_next(
     turns: list[tuple[int, int]], count: int
 ) -> None:
@@ -206,7 +222,9 @@ def test_of_single_blocks_those_go_that_are_least_likely_to_be_asked_for_next(
     worth = {}
     for name, (since_s, pace, has_returned) in last.items():
         chance = float(origins.chances(np.array([name + 256 * has_returned]))[0])
-        worth[name] = chance / (2 ** (round(pace * 4) / 4) + now_s - since_s)
+        usual_s, waited_s = 2 ** (round(pace * 4) / 4), now_s - since_s
+        still_waits = chance * usual_s / (usual_s + waited_s)
+        worth[name] = still_waits / (still_waits + 1 - chance) / (usual_s + waited_s)
     cache.index.evict_ram(min(count, len(worth)) * BLOCK.size_bytes, Changes())
     kept = [worth[name] for name in worth if Key(Kind.BLOCK, block_of(name)) in cache.index]
     gone = [worth[name] for name in worth if Key(Kind.BLOCK, block_of(name)) not in cache.index]

@@ -38,7 +38,7 @@ class FlushesWithAbsences(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.nodes = [OneNode() for _ in NAMES]
-        self.away: set[int] = set()
+        self.away: dict[int, int] = {}  # how many flushes each has heard of meanwhile
         self.number = 0
         self.flushed_at: list[tuple[int, Filter]] = []
 
@@ -48,19 +48,23 @@ class FlushesWithAbsences(RuleBasedStateMachine):
             self.number += 1
             self.nodes[name].held[group].add(self.number)
 
-    @rule(what=st.sampled_from(WHATS))
-    def flush(self, what: Filter) -> None:
+    @rule(what=st.sampled_from(WHATS), also=st.none() | st.sampled_from(NAMES))
+    def flush(self, what: Filter, also: int | None) -> None:
+        """also: hears of it though it is cut off, before it has asked for what it missed."""
         self.number += 1
         self.flushed_at.append((self.number, what))
         for name in NAMES:
-            if name not in self.away:
-                self.nodes[name].do(FlushRecord(f"flush {self.number}", what))
+            if name == also and self.away.get(name, 9) < 2:
+                self.away[name] += 1
+            elif name in self.away:
+                continue
+            self.nodes[name].do(FlushRecord(f"flush {self.number}", what))
 
     @rule(name=st.sampled_from(NAMES))
     def leave(self, name: int) -> None:
         # Somebody stays: what nobody has heard of nobody can tell.
         if len(self.away) < len(NAMES) - 1:
-            self.away.add(name)
+            self.away[name] = 0
 
     @rule(name=st.sampled_from(NAMES), draw=st.integers(0, 3))
     def come_back(self, name: int, draw: int) -> None:
@@ -69,7 +73,7 @@ class FlushesWithAbsences(RuleBasedStateMachine):
             other = self.nodes[there[draw % len(there)]]
             for one in self.nodes[name].log.missed(other.log.records, has_forgotten=other.log.has_forgotten):
                 self.nodes[name].do(one)
-            self.away.discard(name)
+            del self.away[name]
 
     @invariant()
     def who_is_there_holds_nothing_from_before_a_flush(self) -> None:
@@ -134,12 +138,18 @@ RECORDS = st.lists(
 
 
 @settings(max_examples=30)
-@given(records=RECORDS, has_forgotten=st.booleans())
-def test_the_file_keeps_the_log(tmp_path_factory: object, records: list[FlushRecord], has_forgotten: bool) -> None:
+@given(
+    records=RECORDS,
+    forgotten=st.lists(st.binary(min_size=16, max_size=16), max_size=4, unique=True),
+    has_forgotten=st.booleans(),
+)
+def test_the_file_keeps_the_log(
+    tmp_path_factory: object, records: list[FlushRecord], forgotten: list[bytes], has_forgotten: bool
+) -> None:
     folder = tmp_path_factory.mktemp("log")  # type: ignore[attr-defined]
-    FlushFile(folder).write(records, has_forgotten=has_forgotten)
+    FlushFile(folder).write(records, forgotten=forgotten, has_forgotten=has_forgotten)
     read = FlushFile(folder).read()
-    assert (list(read.records), read.has_forgotten) == (records, has_forgotten)
+    assert (read.records, read.forgotten, read.has_forgotten) == (records, forgotten, has_forgotten)
 
 
 def test_who_missed_more_than_others_remember_drops_everything_though_it_heard_of_the_newest() -> None:
@@ -152,9 +162,29 @@ def test_who_missed_more_than_others_remember_drops_everything_though_it_heard_o
     assert [(record.flush_id, record.what) for record in missed] == [("7", Filter()), ("8", Filter())]
 
 
+def test_what_was_missed_is_told_from_what_was_forgotten_though_a_new_one_was_heard_of_first() -> None:
+    # The other one came when this one was cut off, and knows of two; both heard of the second.
+    one, other = FlushLog(max_records=3), FlushLog()
+    for number in range(9):
+        for log in [one] if number < 7 else [other] if number == 7 else [one, other]:
+            log.note(str(number), Filter(kv_id=str(number)), is_done=True)
+    missed = one.missed(other.records, has_forgotten=other.has_forgotten)
+    assert [(record.flush_id, record.what) for record in missed] == [("7", Filter(kv_id="7"))]
+    assert one.missed([FlushRecord("2", Filter()), *other.records[1:]], has_forgotten=False) == []
+
+
+def test_the_names_of_what_was_forgotten_are_bounded_and_what_is_older_counts_as_missed() -> None:
+    log = FlushLog(max_records=2, max_names=3)
+    records = [FlushRecord(str(number), Filter(kv_id="k"), is_done=True) for number in range(9)]
+    for record in records:
+        log.note(record.flush_id, record.what, is_done=True)
+    assert len(log.forgotten) == 3
+    assert [one.flush_id for one in log.missed(records, has_forgotten=False)] == ["0", "1", "2", "3"]
+
+
 def test_a_file_that_cannot_be_read_means_that_everything_is_to_be_flushed(tmp_path: Path) -> None:
     assert FlushFile(tmp_path).read().records == []
-    FlushFile(tmp_path).write([FlushRecord("a", Filter(kv_id="k"), is_done=True)], has_forgotten=False)
+    FlushFile(tmp_path).write([FlushRecord("a", Filter(kv_id="k"), is_done=True)], forgotten=[], has_forgotten=False)
     whole = (tmp_path / "flushes").read_bytes()
     for damaged in (whole[:-9], b"\x00" + whole, b"[]\n", b"\xff", b"{}\n"):
         (tmp_path / "flushes").write_bytes(damaged)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from shoal_kv_cache.core.flush_epochs import Filter
 
+_NAME_BYTES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class FlushRecord:
@@ -19,20 +21,30 @@ class FlushRecord:
 
 
 class FlushLog:
-    """Records in the order in which this node heard of them; the oldest go past `max_records`.
+    """Records in the order in which this node heard of them; the oldest go past `max_records`, their names stay.
 
     No time is in it: a node that hears of a flush that it does not know was away or cut off when it was given, and then
     drops what it holds of it now. That may be more than was meant, never less.
 
-    Invariant: what a log has dropped is covered by `has_forgotten`: who does not know the oldest record that is left,
-    and has forgotten none itself, may have missed some of those, and drops everything. A log that has forgotten some
-    cannot tell what it missed from what it forgot: it counts on having heard of what it missed before anything newer.
+    Invariants: what a log has dropped is covered by `has_forgotten`: who does not know the oldest record that is left
+    may have missed some of those, and drops everything. What a log has dropped itself it knows by name, the last
+    `max_names` of them, and takes what is older for missed: what it does not know was never done here, or long ago.
     """
 
-    def __init__(self, records: Sequence[FlushRecord] = (), *, has_forgotten: bool = False, max_records: int = 1024):
+    def __init__(
+        self,
+        records: Sequence[FlushRecord] = (),
+        *,
+        forgotten: Sequence[bytes] = (),
+        has_forgotten: bool = False,
+        max_records: int = 1024,
+        max_names: int = 8192,
+    ):
+        """forgotten: names of dropped records, 16 bytes each, the oldest first."""
         self.has_forgotten = has_forgotten
-        self._max_records = max_records
+        self._max_records, self._max_names = max_records, max_names
         self._records: dict[str, FlushRecord] = {}
+        self._forgotten = dict.fromkeys(forgotten)
         for one in records:
             self.note(one.flush_id, one.what, is_done=one.is_done)
 
@@ -43,6 +55,11 @@ class FlushLog:
     def records(self) -> Sequence[FlushRecord]:
         """Oldest first."""
         return list(self._records.values())
+
+    @property
+    def forgotten(self) -> Sequence[bytes]:
+        """Names of what was dropped, oldest first."""
+        return list(self._forgotten)
 
     def note(self, flush_id: str, what: Filter, *, is_done: bool) -> None:
         """A flush begins here, or is done. One that is done stays so until it is begun again."""
@@ -59,6 +76,9 @@ class FlushLog:
                 self._records[second.flush_id] = replace(second, what=Filter())
             del self._records[oldest.flush_id]
             self.has_forgotten = True
+            self._forgotten[_name(oldest.flush_id)] = None
+            if len(self._forgotten) > self._max_names:
+                del self._forgotten[next(iter(self._forgotten))]
 
     def unfinished(self) -> Sequence[FlushRecord]:
         """Begun, and not known to be done."""
@@ -70,9 +90,14 @@ class FlushLog:
 
     def missed(self, theirs: Sequence[FlushRecord], *, has_forgotten: bool) -> Sequence[FlushRecord]:
         """What another node knows and this one does not, to be done here; `theirs` oldest first."""
-        unknown = [FlushRecord(one.flush_id, one.what) for one in theirs if one.flush_id not in self._records]
-        shared = next((n for n, one in enumerate(theirs) if one.flush_id in self._records), None)
-        if has_forgotten and shared != 0 and (shared is None or not self.has_forgotten):
+        unknown = [FlushRecord(one.flush_id, one.what) for one in theirs if not self._knows(one.flush_id)]
+        if has_forgotten and unknown and unknown[0].flush_id == theirs[0].flush_id:
             return [replace(one, what=Filter()) for one in unknown]
-        # Those before the first one that both know may be what this log has forgotten: they were done.
-        return unknown[shared or 0 :] if self.has_forgotten else unknown
+        return unknown
+
+    def _knows(self, flush_id: str) -> bool:
+        return flush_id in self._records or _name(flush_id) in self._forgotten
+
+
+def _name(flush_id: str) -> bytes:
+    return hashlib.sha256(flush_id.encode()).digest()[:_NAME_BYTES]

@@ -106,14 +106,18 @@ class History:
     def chances(self, rows: Rows) -> NDArray[np.float64]:
         """How likely each row is to be used in the next second; 0 for a snapshot that is passed.
 
-        The chance p that a next turn comes at all, over t + a: t the usual pause and a the time waited. That is the
-        hazard of a pause that is likely to go on for as long as it has gone on, and no less than is usual.
+        Of those that wait, a share p has another turn. Its pause is longer than a with the chance t / (t + a), t being
+        the usual one: it is likely to go on for as long as it has gone on, and no less than is usual. Who has waited
+        for a then has ended or is still to come; the latter with the chance p t / (t + (1 - p) a), by Bayes, and it
+        comes in the next second with 1 / (t + a).
         """
         table = self._table
         is_snapshot = table.state.array[rows] & SNAPSHOT != 0
         words = table.history.array[np.where(is_snapshot, table.parent.array[rows], rows)]
-        pauses_s = np.exp2((words >> _PACE_SHIFT & (_PACES - 1)) / _PACE_STEPS)
-        found = self._origins.chances(words & _PLACE) / (pauses_s + self.ages(rows) / _TICKS_PER_S)
+        usual_s = np.exp2((words >> _PACE_SHIFT & (_PACES - 1)) / _PACE_STEPS)
+        waited_s = self.ages(rows) / _TICKS_PER_S
+        shares = self._origins.chances(words & _PLACE)
+        found = shares * usual_s / ((usual_s + (1 - shares) * waited_s) * (usual_s + waited_s))
         found[is_snapshot & (table.history.array[rows] == _PASSED)] = 0
         return found
 

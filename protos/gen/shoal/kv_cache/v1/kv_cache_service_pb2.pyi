@@ -666,7 +666,7 @@ class ListFlushesResponse(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     HAS_FORGOTTEN_FIELD_NUMBER: _builtins.int
     has_forgotten: _builtins.bool
-    """There were older ones: who knows none of these has missed more than they say, and drops everything."""
+    """There were older ones: who does not know the oldest of these may have missed more than they say, and drops everything."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlushRecord]:
         """Oldest first."""
