@@ -184,6 +184,8 @@ class Encoder:
 
         def count() -> int:
             fields = dialect.read(body, self.model)
+            # Counts nothing, but a body that would be refused is refused here too.
+            dialect.content_schema(body)
             return len(self._conversation(dialect, fields, body).prompt_ids)
 
         return count() if size_bytes < LARGE_BODY_BYTES else await asyncio.to_thread(count)

@@ -269,6 +269,13 @@ def test_a_completion_that_is_too_long_names_what_is(encoder: Encoder, change: d
     assert (caught.value.reason, caught.value.violations[0].field) == ("CONTEXT_LENGTH_EXCEEDED", field)
 
 
+def test_what_is_counted_only_is_refused_as_well(encoder: Encoder) -> None:
+    body = {**MESSAGES, "output_config": {"format": {"type": "json_schema"}}}
+    with pytest.raises(InvalidArgument) as caught:
+        asyncio.run(encoder.count_tokens(body, 100, MESSAGES_DIALECT))
+    assert caught.value.violations[0].field == "output_config.format.schema"
+
+
 CHAT_CALL = chat_pb2.ToolCall(id="1", name="f", arguments_json="{}")
 USER, ASSISTANT = chat_pb2.CHAT_ROLE_USER, chat_pb2.CHAT_ROLE_ASSISTANT
 
