@@ -130,7 +130,7 @@ def test_a_prompt_too_long_to_be_reported_is_a_client_error_even_for_a_stream(ap
         with pytest.raises(openai.BadRequestError) as caught:
             chat(api, LONG, extra_body={"shoal": {"prompt_logprobs": 0}}, stream=stream)
         assert caught.value.code == "prompt_logprobs_need_full_replay"
-        assert caught.value.param == "params.prompt_logprobs"
+        assert caught.value.param == "shoal.prompt_logprobs"
 
 
 def test_the_second_turn_of_a_conversation_hits_the_cache_and_answers_as_without_it(
