@@ -35,11 +35,12 @@ class WriteThrough:
         try:
             outputs = answer.take()
             events = self._form.events(outputs) if outputs else b""
+            if answer.is_finished or (events and not self._write_now(events)):
+                self._left = events
+                return False
         except Exception as error:
+            # It is this answer's alone, whoever calls.
             self._error = error
-            return False
-        if answer.is_finished or (events and not self._write_now(events)):
-            self._left = events
             return False
         if events:
             self._wrote()
