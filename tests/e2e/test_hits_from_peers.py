@@ -98,7 +98,8 @@ def test_an_owner_that_is_dead_is_a_miss(mesh: KvMesh, visits: Visits) -> None:
     assert from_peers(mesh, "a").failure_count > 0
     mesh.wait_for_peers()
     forget(mesh, "a")
-    assert visits.cached() == NONE, "and now it has no segments any more"
+    # It has no segments any more. What was kept for it went to their new owner, unless that was killed too soon.
+    assert all(have in (0, whole) for have, whole in zip(visits.cached(), ALL, strict=True))
     assert visits.cached() == ALL
 
 
