@@ -6,7 +6,8 @@ one lexeme if in that automaton, whatever was read,
 
 * a place of its own is never reached together with any other place: so greed has no choice between the repetition and
   another text, nor between its going on and what follows it, and each of its characters leaves the lexer one state;
-* it does not begin again right behind itself: two lexemes would come out as one.
+* it does not begin again right behind itself, by what is outside of it: two lexemes would come out as one. It would do
+  so where it goes on by itself too, so this shows as a way from place to place for two reasons.
 
 Characters outside ASCII all pass for the same here, since they share their first bytes.
 """
@@ -142,7 +143,6 @@ class _Node:
     is_counted_well: bool = True
     """Nothing inside is repeated that may be empty."""
     facts: _Facts | None = None
-    edges_inside: int = 0
 
     @property
     def places(self) -> int:
@@ -156,6 +156,7 @@ class _Search:
         self._chars: list[int] = []  # by place: ASCII characters and _OTHERS, as bits
         self._nodes = {name: self._node(rule) for name, rule in rules.items()}
         count = len(self._chars)
+        # By place, all as bits: what may come next, for two reasons, and what else the same text may reach.
         self._follow, self._twice, self._together = [0] * count, [0] * count, [0] * count
         self._reached = 0
         self._rules = dict.fromkeys(rules, _Facts())
@@ -183,11 +184,7 @@ class _Search:
             node.is_counted_well
             and self._reached & node.places
             and not any(self._together[place] or self._twice[place] & node.places for place in inside)
-            and self._edges_within(node) == node.edges_inside
         )
-
-    def _edges_within(self, node: _Node) -> int:
-        return sum((self._follow[place] & node.places).bit_count() for place in range(node.begin, node.end))
 
     def _pay(self) -> None:
         self._work += 1
@@ -284,8 +281,6 @@ class _Search:
             case Repeat(_, _, high) if high != 1:
                 facts = self._facts(node.children[0])
                 self._join(facts.last, facts.first)
-        if not node.has_ref:
-            node.edges_inside = self._edges_within(node)
 
     def _join(self, last: int, first: int) -> None:
         for place in _each(last):
