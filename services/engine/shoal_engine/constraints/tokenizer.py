@@ -16,7 +16,7 @@ _TEXTS = ("[a-z ]", "[a-zA-Z ]", "[a-zA-Z0-9_]")
 """Characters of texts that constraints often let through, beside those of strings in JSON, which the engine knows."""
 SLICES = (*LLTokenizer.json_slices(), *(f"{chars}{{1,{count}}}" for chars in _TEXTS for count in (10, 30)))
 """Expressions for tokens that a mask allows all at once, without a look at each, where a text may go on by any of them.
-They change no mask. Each costs every mask some tenths of a microsecond, and 10 MB at 129,280 ids."""
+They change no mask. Those of _TEXTS together cost 1 - 2 µs a mask, 40 MB and 0.15 s at the start at 129,280 ids."""
 
 
 class GrammarTokenizer:
