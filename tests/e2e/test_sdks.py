@@ -157,7 +157,7 @@ def test_the_sdk_waits_out_a_full_mesh_as_retry_after_says(mesh: GatewayMesh, as
             {"messages": [{"role": "user", "content": "word " * 9000}]},
             openai.BadRequestError,
             "context_length_exceeded",
-            None,
+            "messages",
         ),
         ({"n": 99}, openai.BadRequestError, "invalid_argument", "n"),
     ],
@@ -237,7 +237,7 @@ def test_a_stream_of_messages_that_is_left_frees_its_place(mesh: GatewayMesh, cl
     [
         ({"model": "nobody"}, "model_not_found", "model"),
         ({"top_p": 7}, "invalid_argument", "top_p"),
-        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context_length_exceeded", None),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context_length_exceeded", "messages"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

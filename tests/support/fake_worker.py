@@ -73,7 +73,11 @@ class FakeWorker(rpc.DecodeServiceServicer):
             finish_reason=finish,
             **more,
         )
-        self._out.put_nowait(pb.FramesResponse(frame=pb.Frame(step=step, entries=[entry])))
+        self.frame(entry, step=step)
+
+    def frame(self, *entries: pb.Entry, step: int = 1) -> None:
+        """Put one frame on the stream."""
+        self._out.put_nowait(pb.FramesResponse(frame=pb.Frame(step=step, entries=entries)))
 
     def beat(self, step: int = 1, runnable_count: int = 0) -> None:
         """Put one beat on the stream."""

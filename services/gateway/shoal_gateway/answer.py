@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
 
 from deepseek_recipe import Tokenizer
 from shoal.common.v1 import sampling_pb2
@@ -24,8 +23,6 @@ from shoal_gateway.reserve_client import ReserveClient
 from shoal_gateway.running import Running, Timeouts
 from shoal_gateway.waiting import Waiting
 
-WriteThrough: TypeAlias = Callable[[], bool]
-
 
 class Answer:
     """One answer for one reader. Use as `async with`: leaving the block ends the request wherever it is."""
@@ -36,7 +33,7 @@ class Answer:
         self._reader: OutputReader
         self._running: Running
         self._unacknowledged: dict[int, int] = {}
-        self._write_through: WriteThrough | None = None
+        self._write_through: Callable[[], bool] | None = None
 
     def bind(self, reader: OutputReader, running: Running) -> None:
         """Where the output comes from."""
@@ -49,7 +46,7 @@ class Answer:
             return
         self._waiting.wake()
 
-    def on_news(self, write_through: WriteThrough) -> None:
+    def on_news(self, write_through: Callable[[], bool]) -> None:
         """Ask `write_through` first from now on, while the reader waits in `read`: it may do the reader's work.
 
         It returns False where the reader is needed. A task that is woken for every step costs more than what it does.

@@ -233,6 +233,13 @@ def _thoughtless(messages: _Messages, found: re.Match[str]) -> int | None:
     )
 
 
+def _thoughtless_blocks(messages: _Messages, found: re.Match[str]) -> int | None:
+    """As that, of Anthropic's blocks: the last such turn, because thoughts are missed behind the last question only."""
+    kinds = [{block.get("type") for block in _objects(message.get("content"))} for message in messages]
+    turns = [index for index, some in enumerate(kinds) if "tool_use" in some and "thinking" not in some]
+    return turns[-1] if turns else None
+
+
 def _is_misplaced(messages: _Messages, index: int) -> bool:
     """A turn that is to be continued, and cannot be."""
     place = (index, messages[index].get("role"))
@@ -272,6 +279,8 @@ _OF_LISTS: tuple[tuple[re.Pattern[str], str, _Find, str], ...] = (
     (re.compile("must be followed by tool messages"), "messages", _first(_is_unanswered), ".tool_calls"),
     (re.compile("must be a response to a preceding message"), "messages", _first(_is_unasked), ".tool_call_id"),
     (re.compile("`reasoning_content` in the thinking"), "messages", _thoughtless, ".reasoning_content"),
+    (re.compile(r"`content\[\]\.thinking` in the thinking"), "messages", _thoughtless_blocks, ".content"),
+    (re.compile("`reasoning_text` in the thinking"), "input", lambda *_: None, ""),
     (re.compile("prefix set true with message"), "messages", _first(_is_misplaced), ".prefix"),
     (re.compile("call should not be used with prefix"), "messages", _first(_is_continued), ".prefix"),
     (re.compile("content or tool_calls must be set"), "messages", _first(_is_silent), ".content"),

@@ -192,6 +192,8 @@ class Encoder:
 
         def count() -> int:
             fields = dialect.read(body, self.model)
+            # No token of the prompt, and refused alike where it is none.
+            dialect.content_schema(body)
             return len(self._conversation(dialect, fields, body).prompt_ids)
 
         return count() if size_bytes < LARGE_BODY_BYTES else await asyncio.to_thread(count)

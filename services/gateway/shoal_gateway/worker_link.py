@@ -179,6 +179,8 @@ class WorkerLink:
             except grpc.RpcError as error:
                 told = from_rpc_error(error)
                 logger.info("frames stream ended", extra={"worker": self.address, "reason": told.reason})
+            except Exception as error:
+                logger.error("frames stream failed unexpectedly", extra={"worker": self.address}, exc_info=error)
             except asyncio.CancelledError:
                 # The reader of a call that `check` gave up sees a cancellation; only one of this task is the end.
                 task = asyncio.current_task()

@@ -129,8 +129,9 @@ async def test_a_mesh_error_reaches_the_caller_with_reason_metadata_and_retry_de
 
 def test_only_a_callers_own_limit_is_a_quota_failure() -> None:
     def violations(error: MeshError) -> list[tuple[str, str]]:
-        quota = error_details_pb2.QuotaFailure()
-        failures = [quota.FromString(one.value) for one in to_status(error).details if one.Is(quota.DESCRIPTOR)]
+        kind = error_details_pb2.QuotaFailure
+        named = [one for one in to_status(error).details if one.TypeName() == kind.DESCRIPTOR.full_name]
+        failures = [kind.FromString(one.value) for one in named]
         return [(one.subject, one.description) for failure in failures for one in failure.violations]
 
     own = QuotaExceeded("this key may send 3 requests per minute", reason="REQUESTS_PER_MINUTE", retry_after_s=2.0)

@@ -26,6 +26,7 @@ from shoal_gateway.answer import Answer, Answers
 from shoal_gateway.attempt import Workers
 from shoal_gateway.encode import Prepared
 from shoal_gateway.frames_client import FramesClient
+from shoal_gateway.http.write_through import WriteThrough
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.output_reader import ChoiceOutput
 from shoal_gateway.prefix_chains import PrefixChains
@@ -450,3 +451,94 @@ async def test_requests_in_flight_are_bounded(tokenizer: Tokenizer) -> None:
         for one in held:
             one.close()
         await asyncio.wait_for(made.answers.wait_idle(), 5)
+
+
+async def test_output_goes_past_a_reader_that_waits_until_the_reader_is_needed(tokenizer: Tokenizer) -> None:
+    async def one_by_one(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        name = request.request_id
+        for index in range(5):
+            finish = LENGTH if index == 4 else sampling_pb2.FINISH_REASON_UNSPECIFIED
+            worker.emit(name, request.attempt, index, [10 + index], finish=finish)
+            await until(lambda index=index: worker.acknowledged(name) > index)  # type: ignore[misc]
+        yield ENDED
+
+    async with bench(tokenizer, one_by_one) as made, await made.answers.open(prepared()) as answer:
+        through: list[int] = []
+
+        def write_through() -> bool:
+            through.extend(ids(answer.take()))
+            if len(through) in (2, 5):
+                return False
+            answer.acknowledge()
+            return True
+
+        answer.on_news(write_through)
+        # Woken with nothing to read: it was taken. Reading on says that it was delivered.
+        assert await answer.read(10) == []
+        assert through == [10, 11]
+        assert await answer.read(10) == []
+        assert through == [10, 11, 12, 13, 14]
+        assert answer.is_finished
+
+
+async def test_what_ends_an_answer_reaches_the_reader_past_which_output_goes(tokenizer: Tokenizer) -> None:
+    async def breaks(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.emit(request.request_id, request.attempt, 0, [10])
+        await until(lambda: worker.acknowledged(request.request_id) == 1)
+        await fail(context, InvalidArgument("not like this"))
+
+    async with bench(tokenizer, breaks) as made, await made.answers.open(prepared()) as answer:
+        form = TokensForm()
+        through = WriteThrough(form.write_now, answer, form, lambda: None)  # type: ignore[arg-type]
+        answer.on_news(through)
+        with pytest.raises(InvalidArgument, match="not like this"):
+            await answer.read(10)
+        with pytest.raises(InvalidArgument, match="not like this"):
+            through.left_over()
+        assert form.written == [b"10"]
+
+
+@pytest.mark.parametrize("behind", [(), (0,), (1, 2), (0, 1, 2, 3, 4)])
+async def test_what_a_client_that_is_behind_could_not_take_is_the_next_that_is_written(
+    tokenizer: Tokenizer, behind: tuple[int, ...]
+) -> None:
+    async def one_by_one(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        for index in range(6):
+            finish = LENGTH if index == 5 else sampling_pb2.FINISH_REASON_UNSPECIFIED
+            worker.emit(request.request_id, request.attempt, index, [10 + index], finish=finish)
+        await until(lambda: worker.acknowledged(request.request_id) == 6)
+        yield ENDED
+
+    async with bench(tokenizer, one_by_one) as made, await made.answers.open(prepared()) as answer:
+        form = TokensForm(behind)
+        through = WriteThrough(form.write_now, answer, form, lambda: None)  # type: ignore[arg-type]
+        answer.on_news(through)
+        # As the endpoint reads.
+        while not answer.is_finished:
+            outputs = await answer.read(10)
+            form.written.append(through.left_over() + form.events(outputs))
+        assert b"".join(form.written) == b"101112131415"
+        assert form.refused == len([one for one in behind if one < form.asked])
+
+
+class TokensForm:
+    """The part of an AnswerForm that streams use, of bare token ids; the client behind it is behind at these writes."""
+
+    def __init__(self, behind: tuple[int, ...] = ()) -> None:
+        self.written: list[bytes] = []
+        self.asked = self.refused = 0
+        self._behind = behind
+
+    def events(self, outputs: list[ChoiceOutput]) -> bytes:
+        return "".join(map(str, ids(outputs))).encode()
+
+    def write_now(self, data: bytes) -> bool:
+        turn, self.asked = self.asked, self.asked + 1
+        if turn in self._behind:
+            self.refused += 1
+            return False
+        self.written.append(data)
+        return True

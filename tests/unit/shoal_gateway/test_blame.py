@@ -200,11 +200,13 @@ def test_a_field_that_is_missing_is_named(encoder: Encoder, api: str, path: str)
         ("chat", {"messages": [{"role": "user", "content": "the cat " * 4096}]}, "messages"),
         ("messages", {"messages": []}, "messages"),
         ("messages", {"messages": MESSAGES["messages"][:2]}, "messages[1]"),
+        ("messages", {"messages": changed(MESSAGES, "messages[1].content[0]", ...)["messages"]}, "messages[1].content"),
         ("messages", {"stop_sequences": ["a", ""]}, "stop_sequences[1]"),
         ("messages", {"tools": [{"type": "web_search", "name": "f"}]}, "tools[0]"),
         ("messages", {"max_tokens": 4096}, "max_tokens"),
         ("responses", {"input": []}, "input"),
         ("responses", {"input": RESPONSES["input"][:3]}, "input[2].call_id"),
+        ("responses", {"input": changed(RESPONSES, "input[1]", ...)["input"]}, "input"),
         ("responses", {"tools": [{"type": "custom", "name": "f"}]}, "tools[0]"),
         ("responses", {"top_logprobs": 21}, "top_logprobs"),
         ("responses", {"max_output_tokens": 4096}, "max_output_tokens"),
@@ -265,6 +267,13 @@ def test_a_completion_that_is_too_long_names_what_is(encoder: Encoder, change: d
     with pytest.raises(InvalidArgument) as caught:
         CompletionEncoder(encoder).prepare_now({"model": MODEL, "prompt": "Hi", **change})
     assert (caught.value.reason, caught.value.violations[0].field) == ("CONTEXT_LENGTH_EXCEEDED", field)
+
+
+def test_what_is_counted_only_is_refused_as_well(encoder: Encoder) -> None:
+    body = {**MESSAGES, "output_config": {"format": {"type": "json_schema"}}}
+    with pytest.raises(InvalidArgument) as caught:
+        asyncio.run(encoder.count_tokens(body, 100, MESSAGES_DIALECT))
+    assert caught.value.violations[0].field == "output_config.format.schema"
 
 
 CHAT_CALL = chat_pb2.ToolCall(id="1", name="f", arguments_json="{}")

@@ -241,7 +241,7 @@ def test_any_of_messages_demands_one_of_the_tools(encoder: Encoder, tool_type: d
 
 
 @pytest.mark.parametrize("has_tools", [False, True])
-def test_the_format_of_messages_holds_the_text_to_its_schema(encoder: Encoder, has_tools: bool) -> None:
+async def test_the_format_of_messages_holds_the_text_to_its_schema(encoder: Encoder, has_tools: bool) -> None:
     tools = {"tools": [{"name": "f", "input_schema": {"type": "object"}}]} if has_tools else {}
     body = {**PLAIN, "max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": STRICT}}, **tools}
     found = encoder.chat_now(body, MESSAGES_DIALECT).request.constraint
@@ -251,6 +251,8 @@ def test_the_format_of_messages_holds_the_text_to_its_schema(encoder: Encoder, h
     for wrong in ({"type": "text"}, {"schema": STRICT}, {"type": "json_schema"}, "json"):
         with pytest.raises(InvalidArgument, match=r"output_config\.format"):
             encoder.chat_now({**body, "output_config": {"format": wrong}}, MESSAGES_DIALECT)
+        with pytest.raises(InvalidArgument, match=r"output_config\.format"):
+            await encoder.count_tokens({**body, "output_config": {"format": wrong}}, 100, MESSAGES_DIALECT)
 
 
 FORM = "response_format.json_schema.schema"

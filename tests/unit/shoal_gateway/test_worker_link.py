@@ -22,9 +22,14 @@ class Sink:
         self.wanted = list(wanted)
         self.entries: list[pb.Entry] = []
         self.errors: list[MeshError] = []
+        self.frames: list[int] = []
+        """Entries known at the end of each frame that had some."""
 
     def on_entry(self, entry: pb.Entry, step: int) -> None:
         self.entries.append(entry)
+
+    def on_frame_end(self) -> None:
+        self.frames.append(len(self.entries))
 
     def on_worker_lost(self, error: MeshError) -> None:
         self.errors.append(error)
@@ -63,6 +68,35 @@ async def test_entries_reach_the_sink_of_their_attempt_and_no_other(link: Worker
     await until(lambda: bool(mine.entries))
     assert [list(entry.token_ids) for entry in mine.entries] == [[5, 6]]
     assert not older.entries
+
+
+async def test_the_end_of_a_frame_is_told_once_to_each_whose_entries_it_had(
+    link: WorkerLink, worker: FakeWorker
+) -> None:
+    await link.wait_open(5)
+    one, other, idle = Sink(0), Sink(0), Sink(0)
+    for name, sink in (("one", one), ("other", other), ("idle", idle)):
+        link.attach((name, 1), sink)
+    names = ("one", "other", "one", "unknown", "one")
+    worker.frame(*(pb.Entry(request_id=name, attempt=1, token_ids=[5]) for name in names))
+    worker.emit("one", 1, 3, [6])
+    await until(lambda: len(one.frames) == 2)
+    assert (one.frames, other.frames, idle.frames) == ([3, 4], [1], [])
+
+
+async def test_a_sink_that_breaks_does_not_end_the_stream_of_the_others(link: WorkerLink, worker: FakeWorker) -> None:
+    class Broken(Sink):
+        def on_frame_end(self) -> None:
+            raise ValueError("not as it was meant")
+
+    await link.wait_open(5)
+    other = Sink(0)
+    link.attach(("broken", 1), Broken(0))
+    link.attach(("other", 1), other)
+    worker.emit("broken", 1, 0, [4])
+    await until(lambda: len(worker.hellos) == 2)
+    worker.emit("other", 1, 0, [5])
+    await until(lambda: other.frames == [1])
 
 
 async def test_acknowledgements_travel_together_within_their_delay(link: WorkerLink, worker: FakeWorker) -> None:

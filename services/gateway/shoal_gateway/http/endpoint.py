@@ -12,6 +12,7 @@ from shoal_gateway.edge.caller import Caller
 from shoal_gateway.edge.edge import Edge
 from shoal_gateway.http.exchange import Exchange, request_id_headers
 from shoal_gateway.http.form import AnswerForm, OpenAnswer, Prepare, PreparedAnswer
+from shoal_gateway.http.write_through import WriteThrough
 from shoal_gateway.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Endpoint:
 
     async def _stream(self, exchange: Exchange, answer: OpenAnswer, form: AnswerForm, pace: _Pace) -> None:
         events = b""
-        through = _Through(exchange, answer, form, pace)
+        through = WriteThrough(exchange.write_now, answer, form, pace.wrote)
         while not answer.is_finished:
             outputs = await answer.read(pace.left_s(answer))
             # Output that is held back (half a character, a possible stop string) leaves a batch without events.
@@ -152,44 +153,6 @@ class _Pace:
         """True once."""
         is_first, self._had_output = not self._had_output, True
         return is_first
-
-
-class _Through:
-    """Writes output of a stream that has begun where it arrives, while its task waits and the client keeps up.
-
-    Invariant: what it took and could not write is the next that the task writes; until then it takes nothing more.
-    """
-
-    def __init__(self, exchange: Exchange, answer: OpenAnswer, form: AnswerForm, pace: _Pace) -> None:
-        self._exchange, self._answer, self._form, self._pace = exchange, answer, form, pace
-        self._left = b""
-        self._error: Exception | None = None
-
-    def __call__(self) -> bool:
-        """False: the task has to go on, at the end of the answer, for a client that is behind, or to raise."""
-        if self._left or self._error is not None:
-            return False
-        answer = self._answer
-        try:
-            outputs = answer.take()
-            events = self._form.events(outputs) if outputs else b""
-        except Exception as error:
-            self._error = error
-            return False
-        if answer.is_finished or (events and not self._exchange.write_now(events)):
-            self._left = events
-            return False
-        if events:
-            self._pace.wrote()
-        answer.acknowledge()
-        return True
-
-    def left_over(self) -> bytes:
-        """What the task has to write now. Raises what was raised on the way."""
-        if self._error is not None:
-            raise self._error
-        left, self._left = self._left, b""
-        return left
 
 
 def _known(error: Exception, request_id: str) -> MeshError:

@@ -1,0 +1,55 @@
+"""The short way of a stream's output: from where its tokens arrive to the connection, without waking its task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal_gateway.http.form import AnswerForm, OpenAnswer
+
+
+class WriteThrough:
+    """Writes output of a stream that has begun, while its task waits and the client keeps up.
+
+    Invariant: what it took and could not write is the next that the task writes; until then it takes nothing more.
+
+    write_now   more of the body; False: the client is behind, and nothing was written
+    wrote       called when something was
+    """
+
+    def __init__(
+        self,
+        write_now: Callable[[bytes], bool],
+        answer: OpenAnswer,
+        form: AnswerForm,
+        wrote: Callable[[], None],
+    ) -> None:
+        self._write_now, self._answer, self._form, self._wrote = write_now, answer, form, wrote
+        self._left = b""
+        self._error: Exception | None = None
+
+    def __call__(self) -> bool:
+        """False: the task has to go on, at the end of the answer, for a client that is behind, or to raise."""
+        if self._left or self._error is not None:
+            return False
+        answer = self._answer
+        try:
+            outputs = answer.take()
+            events = self._form.events(outputs) if outputs else b""
+            if answer.is_finished or (events and not self._write_now(events)):
+                self._left = events
+                return False
+        except Exception as error:
+            # It is this answer's alone, whoever calls.
+            self._error = error
+            return False
+        if events:
+            self._wrote()
+        answer.acknowledge()
+        return True
+
+    def left_over(self) -> bytes:
+        """What the task has to write now. Raises what was raised on the way."""
+        if self._error is not None:
+            raise self._error
+        left, self._left = self._left, b""
+        return left
