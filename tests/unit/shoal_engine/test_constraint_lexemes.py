@@ -123,6 +123,7 @@ char ::= [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4})
 number ::= "-"? [0-9]+ ("." [0-9]+)?
 ws ::= [ \n]{0,20}
 """
+DEEP, DEEP_END = '("x" ' * 40, ")" * 40
 TAKEN = [
     (JSON, 4),
     ("root ::= [a-z]{0,9}", 1),
@@ -165,9 +166,11 @@ def test_repetitions_that_greed_would_change_or_that_cost_much_stay(grammar: str
         "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(40)) + '\nr40 ::= "a"*\nroot ::= r0*',
         "root ::= " + " ".join(f'([a-z]* | "{i}")' for i in range(900)),
         "root ::= " + "(" * 60 + "x" + ")*" * 60 + "\nx ::= [ab] root?",
+        "root ::= " + '("a" ' * 60 + "[b]+" + ")? [c]" * 60,
+        "root ::= r0*\n" + "\n".join(f"r{i} ::= {DEEP}r{i + 1}{DEEP_END}" for i in range(30)) + '\nr30 ::= "a"',
     ],
 )
-def test_a_search_that_takes_too_long_finds_none(grammar: str) -> None:
+def test_a_search_that_takes_too_long_or_goes_too_deep_finds_none(grammar: str) -> None:
     rules = parse_ebnf(grammar, "f")
     found = find_lexemes(rules)
     assert not found.ids

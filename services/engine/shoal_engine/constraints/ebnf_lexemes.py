@@ -17,18 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shoal_common.constraints.ebnf import ROOT, CharClass, Choice, Expression, Literal, Ref, Repeat, Sequence, parts_of
+from shoal_common.constraints.ebnf import ROOT, CharClass, Choice, Expression, Literal, Ref, Repeat, Sequence
 
-MAX_PARTS = 4_000
-"""Of a grammar, with the rules that repetitions use written out there. A larger one has no lexemes."""
+from shoal_engine.constraints.ebnf_written_out import MAX_PARTS, TooMuchError, written_out
+
 MAX_WORK = 200_000
 """Steps of the search, about a microsecond each. A grammar that takes more has no lexemes."""
 MAX_STATES = 10_000
 """Of the lexer for all lexemes of a grammar, estimated: half of what an engine may build."""
-MAX_DEPTH = 20
-"""Of rules written out in each other."""
-MAX_COPIES = 16
-"""Of a part that is repeated a fixed number of times inside of a repetition."""
 _ROUNDS = 50
 _OTHERS = 1 << 128
 _UTF8_STATES = 8
@@ -50,74 +46,11 @@ class Lexemes:
 def find_lexemes(rules: Mapping[str, Expression]) -> Lexemes:
     """A pure function of the grammar: `rules` as `parse_ebnf` returns them, or with the same language."""
     try:
-        written = _Writer(rules).written()
+        written = written_out(rules)
         ids = _Search(written).lexemes()
-    except _TooMuchError:
+    except TooMuchError:
         return Lexemes(rules)
     return Lexemes(written, ids) if ids else Lexemes(rules)
-
-
-class _TooMuchError(Exception):
-    """The search costs more than it may."""
-
-
-class _Writer:
-    """Copies rules with what repetitions use written out, as far as it has no recursion."""
-
-    def __init__(self, rules: Mapping[str, Expression]) -> None:
-        self._rules, self._open, self._work = rules, set[str](), 0
-
-    def written(self) -> dict[str, Expression]:
-        if sum(1 for rule in self._rules.values() for _ in parts_of(rule)) > MAX_PARTS:
-            raise _TooMuchError
-        return {name: self._copy(rule) for name, rule in self._rules.items()}
-
-    def _copy(self, one: Expression) -> Expression:
-        match one:
-            case Sequence(parts):
-                return Sequence(tuple(map(self._copy, parts)))
-            case Choice(options):
-                return Choice(tuple(map(self._copy, options)))
-            case Repeat(part, low, high):
-                return self._flat(one, inside=False) or Repeat(self._copy(part), low, high)
-        return one
-
-    def _flat(self, one: Expression, *, inside: bool = True) -> Expression | None:
-        """A copy without Ref, if there can be one. `inside` of a repetition, which is a copy itself."""
-        self._work += 1
-        if self._work > MAX_WORK // 4:
-            raise _TooMuchError
-        match one:
-            case Ref(name):
-                if name in self._open or len(self._open) == MAX_DEPTH:
-                    return None
-                self._open.add(name)
-                made = self._flat(self._rules[name])
-                self._open.remove(name)
-                return made
-            case Sequence(parts):
-                flat = self._all_flat(parts)
-                return None if flat is None else Sequence(flat)
-            case Choice(options):
-                flat = self._all_flat(options)
-                return None if flat is None else Choice(flat)
-            case Repeat(part, low, high) if inside and low == high and low <= MAX_COPIES:
-                # As often as it says, which the automaton would not count.
-                flat = self._all_flat((part,) * low)
-                return None if flat is None else Sequence(flat)
-            case Repeat(part, low, high):
-                inner = self._flat(part)
-                return None if inner is None else Repeat(inner, low, high)
-        return one
-
-    def _all_flat(self, parts: tuple[Expression, ...]) -> tuple[Expression, ...] | None:
-        made: list[Expression] = []
-        for part in parts:
-            flat = self._flat(part)
-            if flat is None:
-                return None
-            made.append(flat)
-        return tuple(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +122,12 @@ class _Search:
     def _pay(self) -> None:
         self._work += 1
         if self._work > MAX_WORK:
-            raise _TooMuchError
+            raise TooMuchError
 
     def _node(self, source: Expression) -> _Node:
         self._parts += 1
         if self._parts + len(self._chars) > MAX_PARTS:
-            raise _TooMuchError
+            raise TooMuchError
         node = _Node(source, len(self._chars))
         match source:
             case Literal(text):
@@ -262,7 +195,7 @@ class _Search:
                 self._rules[name] = self._facts(node)
             if self._rules == before:
                 return
-        raise _TooMuchError
+        raise TooMuchError
 
     def _link(self, node: _Node) -> None:
         """What may come behind what inside of the node."""
