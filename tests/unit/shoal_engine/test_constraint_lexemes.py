@@ -108,7 +108,7 @@ def test_masks_are_the_same_with_lexemes_and_slices(grammar: str, seed: int) -> 
 
 
 @pytest.mark.long
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(grammar=GRAMMARS, seed=st.integers(0, 100))
 def test_masks_of_very_many_grammars_are_the_same_with_lexemes_and_slices(grammar: str, seed: int) -> None:
     is_alike(grammar, seed)
