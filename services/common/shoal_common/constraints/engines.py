@@ -13,7 +13,7 @@ from shoal_common.constraints.kinds import ConstraintKind
 
 LLGUIDANCE = "llguidance"
 """Earley parsing over a derivative lexer; a wheel of 3 MB without dependencies."""
-RULES = "shoal 3"
+RULES = "shoal 4"
 """How constraints become grammars (`shoal_engine.constraints`), which counts as part of every engine. Raise it with any
 change that can change a mask."""
 TABLE: Mapping[ConstraintKind, str] = MappingProxyType(dict.fromkeys(ConstraintKind, LLGUIDANCE))

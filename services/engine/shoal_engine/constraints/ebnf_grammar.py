@@ -1,8 +1,8 @@
 """EBNF rules as a Lark grammar of llguidance, with the same language.
 
 llguidance lexes greedily: a lexeme that could be longer is. EBNF knows no lexemes, so every character becomes a lexeme
-of its own; none is a prefix of another, and greed changes nothing. A mask then takes milliseconds where a lexer takes
-microseconds.
+of its own; none is a prefix of another, and greed changes nothing. A mask then takes milliseconds where much is allowed
+and a lexer takes microseconds, so repetitions for which greed changes nothing either are lexemes as a whole.
 """
 
 from __future__ import annotations
@@ -11,33 +11,64 @@ from collections.abc import Mapping
 
 from shoal_common.constraints.ebnf import ROOT, CharClass, Choice, Expression, Literal, Ref, Repeat, Sequence
 
+from shoal_engine.constraints.ebnf_lexemes import Lexemes, find_lexemes
+
 
 def ebnf_to_lark(rules: Mapping[str, Expression]) -> str:
     """Lark text; `rules` as `parse_ebnf` returns them."""
-    names = {name: "start" if name == ROOT else f"r{index}" for index, name in enumerate(rules)}
-    lines = [f"{names[name]}: {_lark(rule, names)}" for name, rule in rules.items()]
+    return lark_of(find_lexemes(rules))
+
+
+def lark_of(lexemes: Lexemes) -> str:
+    """Lark text of a grammar with these lexemes; all its other characters are lexemes of their own."""
+    names = {name: "start" if name == ROOT else f"r{index}" for index, name in enumerate(lexemes.rules)}
+    writer = _Lark(lexemes, names)
+    lines = [f"{names[name]}: {writer.rule(rule)}" for name, rule in lexemes.rules.items()]
     return "%llguidance {}\n" + "\n".join(lines) + "\n"
 
 
-def _lark(one: Expression, names: Mapping[str, str]) -> str:
+class _Lark:
+    def __init__(self, lexemes: Lexemes, names: Mapping[str, str]) -> None:
+        self._lexemes, self._names = lexemes, names
+
+    def rule(self, one: Expression) -> str:
+        """What stands behind the colon of a rule, or a part of that."""
+        match one:
+            case Literal(text):
+                return " ".join(f"/{_escaped(ord(char))}/" for char in text) or '""'
+            case CharClass():
+                return f"/{_class(one)}/"
+            case Ref(name):
+                return self._names[name]
+            case Sequence(parts):
+                return " ".join(self._grouped(part) for part in parts) or '""'
+            case Choice(options):
+                return " | ".join(self.rule(option) for option in options)
+            case Repeat(part, low, high) if self._lexemes.hold(one):
+                # A lexeme is never empty.
+                return f"/(?:{_regex(part)}){_bounds(max(low, 1), high)}/{'' if low else '?'}"
+            case Repeat(part, low, high):
+                return f"({self.rule(part)}){_bounds(low, high)}"
+
+    def _grouped(self, one: Expression) -> str:
+        text = self.rule(one)
+        return f"({text})" if isinstance(one, Choice) else text
+
+
+def _regex(one: Expression) -> str:
     match one:
         case Literal(text):
-            return " ".join(_char(char) for char in text) or '""'
+            return "".join(_escaped(ord(char)) for char in text)
         case CharClass():
             return _class(one)
-        case Ref(name):
-            return names[name]
         case Sequence(parts):
-            return " ".join(_grouped(part, names) for part in parts) or '""'
+            return "".join(map(_regex, parts))
         case Choice(options):
-            return " | ".join(_lark(option, names) for option in options)
+            return f"(?:{'|'.join(map(_regex, options))})"
         case Repeat(part, low, high):
-            return f"({_lark(part, names)}){_bounds(low, high)}"
-
-
-def _grouped(one: Expression, names: Mapping[str, str]) -> str:
-    text = _lark(one, names)
-    return f"({text})" if isinstance(one, Choice) else text
+            return f"(?:{_regex(part)}){_bounds(low, high)}"
+        case Ref():
+            raise AssertionError("a lexeme has no Ref")
 
 
 def _bounds(low: int, high: int | None) -> str:
@@ -45,13 +76,9 @@ def _bounds(low: int, high: int | None) -> str:
     return plain or f"{{{low},{'' if high is None else high}}}"
 
 
-def _char(char: str) -> str:
-    return f"/{_escaped(ord(char))}/"
-
-
 def _class(one: CharClass) -> str:
     inner = "".join(_escaped(low) if low == high else f"{_escaped(low)}-{_escaped(high)}" for low, high in one.ranges)
-    return f"/[{'^' if one.is_negated else ''}{inner}]/"
+    return f"[{'^' if one.is_negated else ''}{inner}]"
 
 
 def _escaped(code: int) -> str:

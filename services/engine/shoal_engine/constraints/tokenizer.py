@@ -12,6 +12,11 @@ from llguidance import LLTokenizer
 
 _NAME = "\ufdd0{}\ufdd1"
 """Noncharacters of Unicode."""
+_TEXTS = ("[a-z ]", "[a-zA-Z ]", "[a-zA-Z0-9_]")
+"""Characters of texts that constraints often let through, beside those of strings in JSON, which the engine knows."""
+SLICES = (*LLTokenizer.json_slices(), *(f"{chars}{{1,{count}}}" for chars in _TEXTS for count in (10, 30)))
+"""Expressions for tokens that a mask allows all at once, without a look at each, where a text may go on by any of them.
+They change no mask. Those of _TEXTS together cost 1 - 2 µs a mask, 40 MB and 0.15 s at the start at 129,280 ids."""
 
 
 class GrammarTokenizer:
@@ -36,7 +41,7 @@ class GrammarTokenizer:
             if vocab.pop(token["content"], None) is not None:
                 vocab[name] = token["id"]
             token["content"] = name
-        self.engine = LLTokenizer(json.dumps(described), n_vocab=vocab_size, eos_token=eos_id)
+        self.engine = LLTokenizer(json.dumps(described), n_vocab=vocab_size, eos_token=eos_id, slices=[*SLICES])
         if self.engine.vocab_size != vocab_size:
             raise ValueError(f"the tokenizer has {self.engine.vocab_size} tokens, the model {vocab_size}")
 
