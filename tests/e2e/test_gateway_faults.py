@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -100,7 +101,14 @@ def test_a_grpc_client_that_leaves_frees_the_rank_at_once(slow: GatewayMesh) -> 
     wait_for(lambda: is_idle(slow.ranks[0]), "the rank's end")
 
 
+def first_tokens_timed(mesh: GatewayMesh) -> float:
+    with urllib.request.urlopen(f"http://{mesh.gateway.admin}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("shoal_ttft_seconds_count"))
+
+
 def test_a_silence_is_filled_with_comments(slow: GatewayMesh) -> None:
+    timed = first_tokens_timed(slow)
     slow.ranks[0].popen.send_signal(signal.SIGSTOP)
     timer = threading.Timer(0.8, slow.ranks[0].popen.send_signal, [signal.SIGCONT])
     timer.start()
@@ -112,6 +120,7 @@ def test_a_silence_is_filled_with_comments(slow: GatewayMesh) -> None:
     assert 4 <= comments <= 9
     assert answer.text.startswith(": keep-alive")
     assert said(answer.text)
+    assert first_tokens_timed(slow) == timed + 1
 
 
 def test_a_silence_before_a_whole_answer_is_filled_with_blank_lines(slow: GatewayMesh) -> None:

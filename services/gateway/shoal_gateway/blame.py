@@ -25,7 +25,7 @@ _MISSING = re.compile(r"missing field `(\w+)`$")
 _OWN_FIELD = re.compile(r"field `(\w+)`: ")
 _MAX_KEYS = 16
 """Of an object, how many keys are tried: parts of a conversation have fewer."""
-_MAX_FIELDS = 100
+_MAX_FIELDS = 1_000
 """Of a body, likewise."""
 _MAX_ENTRIES = 256
 """Of a list, likewise, where they are tried one by one."""
@@ -211,7 +211,8 @@ def _first(is_it: Callable[[_Messages, int], bool]) -> _Find:
 def _is_unanswered(messages: _Messages, index: int) -> bool:
     """A turn with calls to which not all answers follow."""
     wanted = {call.get("id") for call in _objects(messages[index].get("tool_calls"))}
-    for message in messages[index + 1 :]:
+    for later in range(index + 1, len(messages) if wanted else 0):
+        message = messages[later]
         if message.get("role") != "tool" or not wanted:
             break
         wanted.discard(message.get("tool_call_id"))
@@ -257,10 +258,15 @@ def _is_continued(messages: _Messages, index: int) -> bool:
     return bool(messages[index].get("prefix"))
 
 
-def _is_repeated(tools: _Messages, index: int) -> bool:
+def _repeated(tools: _Messages, found: re.Match[str]) -> int | None:
     """A tool whose name one before it has."""
-    names = [(tool.get("function") or tool).get("name") for tool in tools[: index + 1]]
-    return names[-1] in names[:-1]
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        name = str((tool.get("function") or tool).get("name"))
+        if name in seen:
+            return index
+        seen.add(name)
+    return None
 
 
 def _of_call(kind: str) -> _Find:
@@ -284,7 +290,7 @@ _OF_LISTS: tuple[tuple[re.Pattern[str], str, _Find, str], ...] = (
     (re.compile("prefix set true with message"), "messages", _first(_is_misplaced), ".prefix"),
     (re.compile("call should not be used with prefix"), "messages", _first(_is_continued), ".prefix"),
     (re.compile("content or tool_calls must be set"), "messages", _first(_is_silent), ".content"),
-    (re.compile("Tool names must be unique"), "tools", _first(_is_repeated), ""),
+    (re.compile("Tool names must be unique"), "tools", _repeated, ""),
     (re.compile(r"No tool output found for tool call (.*)\.$"), "input", _of_call("function_call"), ".call_id"),
     (re.compile(r"for tool output with call_id (.*)\.$"), "input", _of_call("function_call_output"), ".call_id"),
 )

@@ -16,6 +16,7 @@ from shoal_gateway.chat_fields import RECIPE_MODEL
 from shoal_gateway.constraint import ConstraintFields
 from shoal_gateway.dialect import Dialect
 from shoal_gateway.output_shape import OutputShape
+from shoal_gateway.schema_depth import check_depth
 
 T = TypeVar("T")
 _HI = [{"role": "user", "content": "Hi"}]
@@ -33,6 +34,7 @@ def convert(
             return error.message
         return None
 
+    check_depth(body)
     try:
         return of_recipe(lambda: dialect.convert(body, options, model))
     except InvalidArgument as error:

@@ -10,7 +10,7 @@ from shoal_common.errors import Internal, MeshError, SlowReader
 from shoal_gateway.answer import Answers
 from shoal_gateway.edge.caller import Caller
 from shoal_gateway.edge.edge import Edge
-from shoal_gateway.http.exchange import Exchange, request_id_headers
+from shoal_gateway.http.exchange import ClientGone, Exchange, request_id_headers
 from shoal_gateway.http.form import AnswerForm, OpenAnswer, Prepare, PreparedAnswer
 from shoal_gateway.http.write_through import WriteThrough
 from shoal_gateway.metrics import GatewayMetrics
@@ -64,6 +64,8 @@ class Endpoint:
             except SlowReader:
                 self._metrics.slow_readers.inc()
                 raise
+            except ClientGone:
+                raise
             except Exception as error:
                 # Before the first byte an error has a status of its own.
                 if not exchange.has_begun:
@@ -81,7 +83,12 @@ class Endpoint:
 
     async def _stream(self, exchange: Exchange, answer: OpenAnswer, form: AnswerForm, pace: _Pace) -> None:
         events = b""
-        through = WriteThrough(exchange.write_now, answer, form, pace.wrote)
+
+        def wrote_through() -> None:
+            pace.wrote()
+            self._saw_output(pace)
+
+        through = WriteThrough(exchange.write_now, answer, form, wrote_through)
         while not answer.is_finished:
             outputs = await answer.read(pace.left_s(answer))
             # Output that is held back (half a character, a possible stop string) leaves a batch without events.
@@ -91,8 +98,8 @@ class Endpoint:
             if not exchange.has_begun and (outputs or is_due):
                 await exchange.begin(_EVENTS + request_id_headers(answer.request_id))
                 answer.on_news(through)
-            if outputs and pace.is_first_output():
-                self._metrics.ttft.observe(pace.age_s())
+            if outputs or events:
+                self._saw_output(pace)
             if answer.is_finished:
                 break
             if events or is_due:
@@ -106,8 +113,7 @@ class Endpoint:
         while not answer.is_finished:
             outputs = await answer.read(pace.left_s(answer))
             if outputs:
-                if pace.is_first_output():
-                    self._metrics.ttft.observe(pace.age_s())
+                self._saw_output(pace)
                 form.add(outputs)
             if not answer.is_finished and pace.is_due(answer):
                 if not exchange.has_begun:
@@ -119,6 +125,10 @@ class Endpoint:
             await exchange.write(body, is_last=True)
         else:
             await exchange.respond(200, body, headers)
+
+    def _saw_output(self, pace: _Pace) -> None:
+        if pace.is_first_output():
+            self._metrics.ttft.observe(pace.age_s())
 
 
 class _Pace:

@@ -17,7 +17,7 @@ from shoal_gateway.edge.account import Standings
 from shoal_gateway.edge.keys import ApiKey
 from shoal_gateway.http.errors import error_body, error_headers, is_anthropic, status_of
 from shoal_gateway.http.limit_headers import Headers, anthropic_headers, openai_headers
-from shoal_gateway.http.protocol import ABORT, WRITE_NOW
+from shoal_gateway.http.protocol import ABORT, UNSENT, WRITE_NOW
 from shoal_gateway.refusals import BodyTooLarge, SlowWriter
 
 Scope = MutableMapping[str, Any]
@@ -25,6 +25,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _JSON = [(b"content-type", b"application/json")]
+_MAX_TURNS = 10
+"""So many write timeouts a client that is slow may take for one write."""
 
 
 class ClientGone(Exception):
@@ -36,7 +38,7 @@ class Exchange:
 
     max_body_bytes    413 above it
     read_timeout_s    a client that sends nothing of its body for so long is cut
-    write_timeout_s   a client that takes nothing for so long is cut
+    write_timeout_s   a client that takes nothing for so long is cut, one that is slow is not
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Exchange:
         extensions = scope.get("extensions", {})
         self._write_now: Callable[[bytes], bool] | None = extensions.get(WRITE_NOW)
         self._abort: Callable[[], None] | None = extensions.get(ABORT)
+        self._unsent: Callable[[], int | None] | None = extensions.get(UNSENT)
         self.has_begun = False
         self.route = ""
         """The path as it is served, without version and name of a model."""
@@ -189,8 +192,17 @@ class Exchange:
 
     async def _bounded_send(self, message: dict[str, Any]) -> None:
         try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self._send(message)
+            async with asyncio.timeout(None) as limit:
+                patience = _Patience(limit, self._write_timeout_s, self._unsent)
+                try:
+                    await self._send(message)
+                finally:
+                    patience.end()
+        except RuntimeError as error:
+            # Between a connection's end and the server's hearing of it, its transport refuses what is written.
+            if self._unsent is not None and self._unsent() is None:
+                raise ClientGone from error
+            raise
         except TimeoutError as error:
             raise SlowReader(
                 f"the client took nothing for {self._write_timeout_s:g} s", timeout_s=self._write_timeout_s
@@ -198,6 +210,32 @@ class Exchange:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is over {self._max_body_bytes} bytes", max_body_bytes=self._max_body_bytes)
+
+
+class _Patience:
+    """Ends a wait for a client that took nothing for `seconds`. One that takes something has _MAX_TURNS times as long.
+
+    unsent   bytes that it has not taken yet; without it the wait ends after `seconds`
+    """
+
+    def __init__(self, limit: asyncio.Timeout, seconds: float, unsent: Callable[[], int | None] | None) -> None:
+        self._limit, self._seconds, self._unsent = limit, seconds, unsent
+        self._loop = asyncio.get_running_loop()
+        self._left = unsent() if unsent is not None else None
+        self._turns = 1
+        self._timer = self._loop.call_later(seconds, self._judge)
+
+    def end(self) -> None:
+        """The wait is over."""
+        self._timer.cancel()
+
+    def _judge(self) -> None:
+        left = self._unsent() if self._unsent is not None else None
+        if left is None or self._left is None or left >= self._left or self._turns == _MAX_TURNS:
+            self._limit.reschedule(self._loop.time())
+            return
+        self._left, self._turns = left, self._turns + 1
+        self._timer = self._loop.call_later(self._seconds, self._judge)
 
 
 def request_id_headers(request_id: str) -> Headers:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 ABORT = "shoal.abort"
 """Scope extension: a function that drops the connection without waiting for the client."""
 WRITE_NOW = "shoal.write_now"
 """Scope extension: a function that writes more of a chunked body unless the client is behind; says whether it did."""
+UNSENT = "shoal.unsent"
+"""Scope extension: a function that says how many bytes the client has not taken yet; None where it closes."""
+MAX_PIPELINED = 8
+"""Requests that a client sends before the one before them is answered; the connection ends at more."""
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
 MAX_HEADERS = 128
@@ -33,6 +40,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_head_too_large = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the newest, which may wait behind it."""
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
@@ -42,6 +51,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left, or was cut."""
         self._stop_head_timer()
+        running = self._running
+        if running is not None and running is not self.cycle and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -51,7 +64,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_head_timer()
         super().on_message_begin()
         # Closing waits for the client to take what is buffered; one that never reads can only be aborted.
-        functions: dict[str, Any] = {ABORT: self.transport.abort, WRITE_NOW: self._write_now}
+        functions: dict[str, Any] = {
+            ABORT: self.transport.abort,
+            WRITE_NOW: self._write_now,
+            UNSENT: self._unsent,
+        }
         self.scope["extensions"] = functions
 
     def on_url(self, url: bytes) -> None:
@@ -71,6 +88,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is over."""
         self._stop_head_timer()
         super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED:
+            self.transport.abort()
+        elif self.pipeline:
+            # Who stops reading does not hear that the client leaves.
+            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request, and close."""
@@ -85,12 +107,29 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _write_now(self, data: bytes) -> bool:
-        cycle = self.cycle
-        if self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        cycle = self._running
+        if cycle is None or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        if self.flow.write_paused or self.transport.is_closing():
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+    def _unsent(self) -> int | None:
+        if self.transport.is_closing():
+            return None
+        waiting = self.transport.get_write_buffer_size()
+        try:
+            queue = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            # Not every system tells what its own buffer holds.
+            return waiting
+        return waiting + int.from_bytes(queue, sys.byteorder)
 
     def _grow(self, size: int) -> None:
         self._head_bytes += size
