@@ -57,10 +57,11 @@ def run(process: Process, main: Coroutine[Any, Any, None]) -> None:
     stop, and the interpreter's own end beside it would abort.
     """
     status = 0
-    # What start-up made lives as long as the process: collections need not walk it, nor come for every 700 objects.
+    # What start-up made lives as long as the process: collections need not walk it, nor come for every 700 objects. The
+    # oldest generation must not wait for long: a connection that is cut is a circle that holds its buffers.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, 20, 50)
+    gc.set_threshold(_YOUNG_OBJECTS, 5, 5)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main)
