@@ -135,10 +135,10 @@ class PrefillClient:
             raise ChecksumMismatch("the hidden row is damaged", size_bytes=len(done.hidden_row))
         talk.say(pb.PrefillRequest(pulled=pb.Pulled()))
         handover = HandoverRows(rows=(), hidden_row=done.hidden_row, cached_tokens=done.cached_tokens)
-        loaded = self._engine.load_prompt(start, handover)
         if loading is not None:
+            # Before the prompt counts as loaded: draft rows may be missing, but not have been refused.
             await asyncio.wrap_future(loading)
-        await asyncio.wrap_future(loaded)
+        await asyncio.wrap_future(self._engine.load_prompt(start, handover))
 
     async def _pulled(
         self, grant: transport_pb.TransportGrant, payloads: Sequence[transport_pb.Payload], channel: Channel

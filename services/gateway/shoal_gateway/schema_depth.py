@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from shoal_common.constraints import invalid
@@ -13,16 +13,19 @@ MAX_LEVELS = 1_000
 MAX_VISITS = 500_000
 """Values looked at for one schema with references: those below a target count again for it."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_INDEX_DIGITS = 10
 _ROOTS = frozenset({"schema", "parameters", "input_schema"})
 """What schemas are called in the bodies of all APIs."""
+_Way: TypeAlias = "tuple[_Way | None, str | int]"
+"""The keys to a value, the last one first."""
 
 
 def check_depth(body: dict[str, Any]) -> None:
     """Raise ConstraintInvalid, which names the schema, if one in the body of a request leads too deep."""
-    for path, schema in _schemas(body):
+    for way, schema in _schemas(body):
         levels = levels_of(schema)
         if levels > MAX_LEVELS:
-            raise invalid(path, f"its references lead more than {MAX_LEVELS} levels deep")
+            raise invalid(_path(way), f"its references lead more than {MAX_LEVELS} levels deep")
 
 
 def levels_of(schema: Any) -> int:
@@ -71,19 +74,24 @@ def _longest(parts: dict[str, tuple[int, set[str]]]) -> int:
     return longest + sum(levels for levels, _ in parts.values())
 
 
-def _schemas(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    stack: list[tuple[str, Any]] = [("", body)]
+def _schemas(body: dict[str, Any]) -> Iterator[tuple[_Way, Any]]:
+    stack: list[tuple[_Way | None, Any]] = [(None, body)]
     while stack:
-        path, value = stack.pop()
-        if isinstance(value, list):
-            stack += [(f"{path}[{index}]", one) for index, one in enumerate(value) if isinstance(one, dict | list)]
-        elif isinstance(value, dict):
-            for key, one in value.items():
-                where = f"{path}.{key}" if path else key
-                if key in _ROOTS and isinstance(one, dict):
-                    yield where, one
-                elif isinstance(one, dict | list):
-                    stack.append((where, one))
+        way, value = stack.pop()
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            if key in _ROOTS and isinstance(one, dict):
+                yield (way, key), one
+            elif isinstance(one, dict | list):
+                stack.append(((way, key), one))
+
+
+def _path(way: _Way | None) -> str:
+    """Written out only where it is told: keys can be long, and what is below them much."""
+    keys: list[str | int] = []
+    while way is not None:
+        way, key = way
+        keys.append(key)
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in reversed(keys)).removeprefix(".")
 
 
 def _values(value: Any) -> Iterator[tuple[int, Any]]:
@@ -104,7 +112,7 @@ def _at(root: Any, reference: str) -> Any:
     at = root
     for name in names:
         key = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(at, list) and key.isdecimal() and int(key) < len(at):
+        if isinstance(at, list) and key.isdecimal() and len(key) < _INDEX_DIGITS and int(key) < len(at):
             at = at[int(key)]
         elif isinstance(at, dict) and key in at:
             at = at[key]

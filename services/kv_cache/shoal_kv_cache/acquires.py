@@ -117,8 +117,10 @@ class Acquirer:
 
     def _nothing_at_once(self, asked: Asked) -> pb.AcquireResponse | None:
         """A miss, where this node has nothing of the chain and no other is to be asked."""
+        if not asked.is_from_peer and self._has_sources():
+            return None
         found = self._store.index.find(asked.group, asked.hashes, asked.first_index)
-        if found.block_count or (not asked.is_from_peer and self._has_sources()):
+        if found.block_count:
             return None
         reaches = self._reaches(self._here(found, asked), found, asked, self._local_levels)
         answer = self._answer(asked, found, self._usable(asked, found), reaches, used=Level.RAM)

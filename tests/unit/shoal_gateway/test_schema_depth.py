@@ -100,6 +100,17 @@ def test_a_tool_of_a_grpc_request_that_leads_too_deep_is_refused(encoder: Encode
         prepare_now(asked, encoder)
 
 
+def test_what_is_long_costs_what_it_is_long(encoder: Encoder) -> None:
+    key, digits = "k" * 400_000, "9" * 5_000
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    # Paths to all of these would take gigabytes.
+    assert encoder.chat_now({**body, "metadata": {key: [{}] * 50_000}}).request.prompt_ids
+    schema = {"type": "object", "properties": {"a": {"$ref": f"#/anyOf/{digits}"}}, "anyOf": [{}]}
+    with pytest.raises(InvalidArgument):
+        encoder.chat_now({**body, "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]})
+    assert levels_of(schema) < MAX_LEVELS
+
+
 def test_a_schema_as_people_write_them_is_taken(encoder: Encoder) -> None:
     defs: dict[str, Any] = {"d30": {"type": "string"}}
     for index in range(30):

@@ -38,7 +38,7 @@ class Exchange:
 
     max_body_bytes    413 above it
     read_timeout_s    a client that sends nothing of its body for so long is cut
-    write_timeout_s   a client that takes nothing for so long is cut, one that is slow is not
+    write_timeout_s   a client that takes nothing for so long is cut, a slow one after _MAX_TURNS times that
     """
 
     def __init__(
