@@ -50,8 +50,8 @@ class _Method:
         channel: Channel,
         kind: str,
         name: str,
-        request_serializer: Any,
-        response_deserializer: Any,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
         **options: Any,
     ) -> None:
         self._channel, self._kind, self._name, self._options = channel, kind, name, options
@@ -80,8 +80,8 @@ class _Method:
         call = direct.open(
             self._name,
             request,
-            serialize=self._serialize,
-            deserialize=self._deserialize,
+            serialize=self._serialize or bytes,
+            deserialize=self._deserialize or bytes,
             metadata=headers,
             timeout_s=timeout_s,
             takes_one=self._kind.startswith("unary"),
