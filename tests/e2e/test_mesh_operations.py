@@ -27,7 +27,12 @@ SERVICES = {
     "decode_worker": {"shoal.decode.v1.DecodeService"},
     "kv_cache": {"shoal.kv_cache.v1.KvCacheService", "shoal.common.v1.KvTransportService"},
 }
-EVERYWHERE = {"shoal.admin.v1.AdminService", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+EVERYWHERE = {
+    "shoal.admin.v1.AdminService",
+    "shoal.common.v1.DirectService",
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1alpha.ServerReflection",
+}
 
 
 class Reflection:
