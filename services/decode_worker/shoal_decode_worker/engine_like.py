@@ -100,6 +100,13 @@ class EngineLike(Protocol):
         """Counts for the load report."""
 
 
+async def answered(future: Future[None]) -> None:
+    """The engine's answer, without a turn of the event loop where it is there already."""
+    if not future.done():
+        await asyncio.wrap_future(future)
+    future.result()
+
+
 class PromptLoader(Protocol):
     """Gets the prompt of an admitted request into the engine, from the mesh or by its own prefill, and begins it."""
 
@@ -115,4 +122,4 @@ class LocalPrefill:
 
     async def load(self, start: GenerationStart) -> None:
         """Begin at once."""
-        await asyncio.wrap_future(self._engine.begin(start.request_id, start.attempt))
+        await answered(self._engine.begin(start.request_id, start.attempt))

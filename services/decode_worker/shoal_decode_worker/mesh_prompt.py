@@ -14,6 +14,7 @@ from shoal_engine.cached_prefix import ChosenHit, choose_hit, read_prefix
 from shoal_engine.errors import BadRows, HitNotUsable
 from shoal_engine.replay import usable_hit
 
+from shoal_decode_worker.engine_like import answered
 from shoal_decode_worker.generation import EngineFacts, GenerationStart, PrefillTarget
 from shoal_decode_worker.prefill_client import PrefillClient, RemotePrefillFailed, RowsEngine
 
@@ -99,7 +100,7 @@ class MeshPrompt:
         await self._begin(start)
 
     async def _begin(self, start: GenerationStart) -> None:
-        await asyncio.wrap_future(self._engine.begin(start.request_id, start.attempt))
+        await answered(self._engine.begin(start.request_id, start.attempt))
         self._prefills.labels("local").inc()
 
     async def _load_local(self, start: GenerationStart, prefix: Prefix, hit: ChosenHit) -> None:

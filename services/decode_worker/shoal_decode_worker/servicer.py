@@ -77,8 +77,11 @@ class DecodeServicer(rpc.DecodeServiceServicer):
         return pb.FinishResponse()
 
     async def _run(self, start: GenerationStart, session: Session, context: Context) -> None:
-        # Shielded: the engine answers in any case, and `close` takes back what it then holds.
-        await asyncio.shield(asyncio.wrap_future(self._engine.admit(start)))
+        admission = self._engine.admit(start)
+        if not admission.done():
+            # Shielded: the engine answers in any case, and `close` takes back what it then holds.
+            await asyncio.shield(asyncio.wrap_future(admission))
+        admission.result()
         if session.failure is not None:
             # Superseded or moved while its constraint was compiled.
             raise session.failure
