@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 _CALLS = {
@@ -12,8 +13,20 @@ _CALLS = {
     "tool_search_call": "tool_search_output",
 }
 """Of Responses' items, those that ask for something, and what answers them."""
+_ANSWERS = frozenset(_CALLS.values())
 _Messages: TypeAlias = list[dict[str, Any]]
 _Find: TypeAlias = Callable[[_Messages, re.Match[str]], int | None]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Of the model, in Responses' items: indices of its last thought, and of the first of what it said and called."""
+
+    thought: int | None = None
+    first: int | None = None
+    has_text: bool = False
+    """Of its thoughts."""
+    has_call: bool = False
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
@@ -64,26 +77,29 @@ def _thoughtless_blocks(messages: _Messages, found: re.Match[str]) -> int | None
 
 
 def _thoughtless_items(items: _Messages, found: re.Match[str]) -> int | None:
-    """As that, of Responses' items: the thought that came without its text, or else the call that came without one."""
+    """As that, of Responses' items: the thought that came without its text, or else what came without a thought."""
     asked = max((index for index, item in enumerate(items) if item.get("role") == "user"), default=-1)
-    thought = call = None
-    has_text = False
-    for index in range(asked + 1, len(items)):
+    turns = [turn for turn in _turns(items, asked + 1) if turn.first is not None and not turn.has_text]
+    # Where there are no tools, only turns with calls need a thought.
+    turn = next((turn for turn in turns if turn.has_call), turns[0] if turns else None)
+    return None if turn is None else turn.first if turn.thought is None else turn.thought
+
+
+def _turns(items: _Messages, begin: int) -> Iterator[_Turn]:
+    turn = _Turn()
+    for index in range(begin, len(items)):
         item = items[index]
-        kind = item.get("type")
+        kind, role = item.get("type"), item.get("role")
+        has_text = kind == "reasoning" and any(part.get("text") for part in objects(item.get("content")))
+        if (has_text and turn.first is not None) or kind in _ANSWERS or role not in (None, "assistant"):
+            yield turn
+            turn = _Turn()
         if kind == "reasoning":
-            has_text = has_text or any(part.get("text") for part in objects(item.get("content")))
-            thought = index
-        elif kind in _CALLS:
-            call = index if call is None else call
-        elif kind in _CALLS.values() or item.get("role") not in (None, "assistant"):
-            # Here a turn of the model ends.
-            if call is not None and not has_text:
-                break
-            thought, call, has_text = None, None, False
-    if call is None or has_text:
-        return None
-    return call if thought is None else thought
+            turn.thought, turn.has_text = index, turn.has_text or has_text
+        elif role == "assistant" or kind in _CALLS:
+            turn.first = index if turn.first is None else turn.first
+            turn.has_call = turn.has_call or kind in _CALLS
+    yield turn
 
 
 def _is_misplaced(messages: _Messages, index: int) -> bool:
@@ -138,6 +154,6 @@ OF_LISTS: tuple[tuple[re.Pattern[str], str, _Find, str], ...] = (
     (re.compile("content or tool_calls must be set"), "messages", _first(_is_silent), ".content"),
     (re.compile("Tool names must be unique"), "tools", _repeated, ""),
     (re.compile(r"No tool output found for tool call (.*)\.$"), "input", _of_call(_CALLS), ".call_id"),
-    (re.compile(r"for tool output with call_id (.*)\.$"), "input", _of_call(_CALLS.values()), ".call_id"),
+    (re.compile(r"for tool output with call_id (.*)\.$"), "input", _of_call(_ANSWERS), ".call_id"),
 )
 """What a message is about, the list that has it, where in it, and what of that."""

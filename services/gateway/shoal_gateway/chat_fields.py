@@ -26,8 +26,8 @@ MAX_BIASES = 1024
 MAX_BAD_WORD_BYTES = 1024
 _EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids", "determinism"})
 _EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs", "seed", "cache_points", "ebnf"}
-# Ours is what is replaced before the recipe sees the body: it knows one choice, tier names and its own model names only.
-# What it does not read is kept from it: it would refuse the body for how deep that is nested.
+# Others are replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names
+# only. What it does not read is kept from it: it would refuse the body for how deep that is nested.
 _OF_RECIPE = frozenset({"messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "thinking"})
 _OF_RECIPE |= {"stop", "logprobs", "top_logprobs", "temperature", "top_p", "presence_penalty", "frequency_penalty"}
 

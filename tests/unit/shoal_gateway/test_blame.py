@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -82,11 +81,20 @@ RESPONSES: dict[str, Any] = {
 }
 THOUGHTLESS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 ANSWER = {"role": "tool", "tool_call_id": "1", "content": "x"}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
+SAID = {"role": "assistant", "content": "x"}
 GOOD: dict[str, tuple[dict[str, Any], Dialect]] = {
     "chat": (CHAT, CHAT_DIALECT),
     "messages": (MESSAGES, MESSAGES_DIALECT),
     "responses": (RESPONSES, RESPONSES_DIALECT),
 }
+
+
+def called(call_id: str) -> list[dict[str, Any]]:
+    return [
+        {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": call_id, "output": "x"},
+    ]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
@@ -122,8 +130,9 @@ def refused(encoder: Encoder, body: dict[str, Any], dialect: Dialect) -> str | N
         return None
     assert len(refusal.violations) == 1, refusal.message
     field = refusal.violations[0].field
-    is_too_long = refusal.reason == "CONTEXT_LENGTH_EXCEEDED"
-    assert is_too_long or len(re.findall(rf"(?<!\w){re.escape(field)}(?![\w.\[])", refusal.message)) == 1
+    assert field in refusal.message or refusal.reason == "CONTEXT_LENGTH_EXCEEDED"
+    # The message names the field once: nothing of a path is in what is told of it.
+    assert not re.search(r"\w\[\d+\]", refusal.violations[0].description)
     return field
 
 
@@ -362,7 +371,14 @@ def test_the_model_is_told_of_a_document_that_it_cannot_see(
     assert told in detokenize(prepared.request.prompt_ids, encoder.tokenizer)
 
 
-DEEP: Any = functools.reduce(lambda inner, _: {"a": [inner]}, range(400), "x")
+def nested(levels: int) -> Any:
+    made: Any = "x"
+    for _ in range(levels):
+        made = {"a": made}
+    return made
+
+
+DEEP = nested(900)
 
 
 @pytest.mark.parametrize("api", GOOD)
@@ -374,19 +390,11 @@ def test_fields_that_no_api_reads_may_be_as_deep_as_json_is_read(encoder: Encode
     assert (deep.prompt_ids, deep.params) == (plain.prompt_ids, plain.params)
 
 
-THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
 LOST: tuple[dict[str, Any], ...] = (
     {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm"}]},
     {"type": "reasoning", "summary": [], "content": []},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": ""}]},
 )
-
-
-def called(call_id: str) -> list[dict[str, Any]]:
-    return [
-        {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": call_id, "output": "x"},
-    ]
 
 
 @pytest.mark.parametrize("lost", LOST)
@@ -398,7 +406,9 @@ def called(call_id: str) -> list[dict[str, Any]]:
         ([HI, THOUGHT, *called("1")], called("2"), 4),
         ([HI, *called("0"), HI], [*called("1"), THOUGHT, *called("2")], 4),
         ([HI], [{"type": "web_search_call"}, *called("1"), {"role": "system", "content": "x"}], 1),
-        ([HI, {"role": "assistant", "content": "x"}], [{"role": "assistant", "content": "y"}, *called("1")], 2),
+        ([HI], [SAID, *called("1")], 1),
+        ([HI], [SAID], 1),
+        ([HI, THOUGHT, *called("1")], [SAID], 4),
     ],
 )
 def test_a_thought_that_lost_its_text_is_named(
@@ -406,9 +416,6 @@ def test_a_thought_that_lost_its_text_is_named(
 ) -> None:
     assert refused(encoder, {**RESPONSES, "input": [*before, THOUGHT, *after]}, RESPONSES_DIALECT) is None
     assert refused(encoder, {**RESPONSES, "input": [*before, lost, *after]}, RESPONSES_DIALECT) == f"input[{at}]"
-    # Where the thought itself is gone the call is left to be named.
-    call = at + next(index for index, item in enumerate(after) if item.get("type") == "function_call")
-    assert refused(encoder, {**RESPONSES, "input": [*before, *after]}, RESPONSES_DIALECT) == f"input[{call}]"
 
 
 @pytest.mark.parametrize(
