@@ -115,8 +115,8 @@ def test_a_question_about_a_document_loads_all_of_it_where_a_cache_point_was_set
         asked(user_id, system, document, questions[0], points=points)
         return asked(user_id, system, document, questions[1])
 
-    # What went before keeps a snapshot at the end of the system prompt, where the first document branched off. From there
-    # the end of the document is nearer than by replay.
+    # What went before keeps a snapshot at the end of the system prompt, where the first document branched off. From
+    # there the end of the document is nearer than by replay.
     begun = floor_to_block(shared_tokens(encoded(system), encoded(system, document)))
     shared = floor_to_block(shared_tokens(*(encoded(system, document, one) for one in questions)))
     assert 0 < begun < shared <= begun + REPLAYED

@@ -50,6 +50,6 @@ def messages_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
 
 def _without_default_type(tool: Any) -> Any:
     """A tool of the client's own may say so; the recipe takes every type for a tool that a server runs."""
-    if isinstance(tool, dict) and tool.get("type") == "custom":
+    if isinstance(tool, dict) and tool.get("type") in (None, "custom"):
         return {key: value for key, value in tool.items() if key != "type"}
     return tool

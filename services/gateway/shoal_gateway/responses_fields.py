@@ -43,7 +43,18 @@ def responses_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
     inner["model"] = RECIPE_MODEL
     if fields.effort_number is not None:
         inner["reasoning"] = {**body["reasoning"], "effort": "high"}
+    if isinstance(text := body.get("text"), dict):
+        inner["text"] = _without_null(text, "format")
+    if isinstance(items := body.get("input"), list):
+        inner["input"] = [_without_null(item, "type") for item in items]
     return inner
+
+
+def _without_null(value: Any, key: str) -> Any:
+    """Where the recipe takes null for a value of the wrong kind."""
+    if isinstance(value, dict) and key in value and value[key] is None:
+        return {name: one for name, one in value.items() if name != key}
+    return value
 
 
 def echoed(body: dict[str, Any]) -> dict[str, Any]:

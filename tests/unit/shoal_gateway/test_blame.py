@@ -397,6 +397,15 @@ LOST: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.parametrize(
+    ("api", "path"), [("messages", "tools[0].type"), ("responses", "input[0].type"), ("responses", "text.format")]
+)
+def test_null_means_what_leaving_a_field_out_does(encoder: Encoder, api: str, path: str) -> None:
+    body, dialect = GOOD[api]
+    plain = encoder.chat_now(body, dialect).request
+    assert encoder.chat_now(changed(body, path, None), dialect).request.prompt_ids == plain.prompt_ids
+
+
 @pytest.mark.parametrize("lost", LOST)
 @pytest.mark.parametrize(
     ("before", "after", "at"),
