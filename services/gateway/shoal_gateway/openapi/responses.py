@@ -38,7 +38,7 @@ _ITEM = any_of(
     accepts({"content": array(_THOUGHT)}, {"type": enum("reasoning")}),
     accepts({}, {"type": enum("function_call"), "call_id": STRING, "name": STRING, "arguments": STRING}),
     accepts({}, {"type": enum("function_call_output"), "call_id": STRING, "output": any_of(STRING, array(_PART))}),
-    {"type": "object", "description": "What is none of these is ignored."},
+    {"type": "object", "description": "What is none of these is ignored, but an image or a part of a message."},
 )
 _FUNCTION = accepts(
     {"description": STRING, "parameters": {"type": "object"}, "strict": BOOLEAN},
