@@ -18,7 +18,8 @@ from shoal_common.telemetry import inject
 from shoal_gateway import scheduler_messages
 from shoal_gateway.attempt import Workers
 from shoal_gateway.encode import Prepared
-from shoal_gateway.journal import EntriesMissing, FinishReason
+from shoal_gateway.entry_sinks import DraftStep
+from shoal_gateway.journal import UNFINISHED, EntriesMissing, FinishReason
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.output_reader import OutputReader
 from shoal_gateway.refusals import ExactnessLost, NoCapacity, denied
@@ -92,6 +93,8 @@ class Running:
         self.cached_tokens = 0
         self.drafts = DraftCounts()
         self.step_count = 0
+        self.write_through: Callable[[int, list[int]], bool] | None = None
+        """Takes tokens of a choice to the client if nothing waits before them; False: it cannot."""
 
     @property
     def request_id(self) -> str:
@@ -206,6 +209,33 @@ class Running:
             finish_reason,
             prompt_logprobs=() if known else entry.prompt_logprobs,
         )
+
+    def on_tokens(
+        self, attempt: int, choice_index: int, output_index: int, token_ids: list[int], step: int, drafts: DraftStep
+    ) -> bool:
+        """The short way of an entry that says nothing else, which most are; see on_entry."""
+        session = self.session
+        if not session.admitted(attempt):
+            return False
+        choice = session.journal.choices[choice_index]
+        if output_index != len(choice.output_ids) or choice.is_finished:
+            entry = decode_pb.Entry(
+                attempt=attempt, choice_index=choice_index, output_index=output_index, token_ids=token_ids
+            )
+            entry.drafted_count, entry.verified_count, entry.accepted_count = drafts
+            self.on_entry(entry, step)
+            return False
+        choice.output_ids.extend(token_ids)
+        self._received[choice_index] = output_index + len(token_ids)
+        if drafts[0]:
+            self.drafts.add(*drafts)
+        if step != self._last_step and output_index:
+            self.step_count += 1
+            self._last_step = step
+        if self.write_through is not None and self.write_through(choice_index, token_ids):
+            return True
+        self._reader.add(choice_index, token_ids, (), UNFINISHED)
+        return False
 
     def on_frame_end(self) -> None:
         """There is something to read, unless all of it was known."""

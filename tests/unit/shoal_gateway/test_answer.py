@@ -466,14 +466,18 @@ async def test_output_goes_past_a_reader_that_waits_until_the_reader_is_needed(t
     async with bench(tokenizer, one_by_one) as made, await made.answers.open(prepared()) as answer:
         through: list[int] = []
 
-        def write_through() -> bool:
-            through.extend(ids(answer.take()))
-            if len(through) in (2, 5):
-                return False
-            answer.acknowledge()
-            return True
+        class Through:
+            def __call__(self) -> bool:
+                through.extend(ids(answer.take()))
+                if len(through) in (2, 5):
+                    return False
+                answer.acknowledge()
+                return True
 
-        answer.on_news(write_through)
+            def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
+                return False
+
+        answer.on_news(Through())
         # Woken with nothing to read: it was taken. Reading on says that it was delivered.
         assert await answer.read(10) == []
         assert through == [10, 11]

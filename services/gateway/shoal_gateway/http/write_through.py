@@ -47,6 +47,26 @@ class WriteThrough:
         answer.acknowledge()
         return True
 
+    def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
+        """Write tokens that have just come. False: they are not taken."""
+        if self._left or self._error is not None:
+            return False
+        try:
+            chunks = self._answer.plain(choice_index, token_ids)
+            if not chunks:
+                return chunks is not None
+            events = self._form.pieces(choice_index, chunks)
+            if not events:
+                return True
+            if self._write_now(events):
+                self._wrote()
+                return True
+            self._left = events
+        except Exception as error:
+            self._error = error
+        self._answer.wake()
+        return True
+
     def left_over(self) -> bytes:
         """What the task has to write now. Raises what was raised on the way."""
         if self._error is not None:
