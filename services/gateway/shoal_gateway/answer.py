@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from deepseek_recipe import Tokenizer
 from shoal.common.v1 import sampling_pb2
@@ -22,18 +21,8 @@ from shoal_gateway.output_shape import Chunk
 from shoal_gateway.prefix_chains import PrefixChains
 from shoal_gateway.refusals import Overloaded
 from shoal_gateway.reserve_client import ReserveClient
-from shoal_gateway.running import Running, Timeouts
+from shoal_gateway.running import Running, Timeouts, WritesThrough
 from shoal_gateway.waiting import Waiting
-
-
-class WritesThrough(Protocol):
-    """Who may do a waiting reader's work."""
-
-    def __call__(self) -> bool:
-        """Read what there is. False: the reader is needed."""
-
-    def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
-        """Take tokens that have just come, see `Answer.plain`. False: they are not taken."""
 
 
 class Answer:
@@ -64,7 +53,7 @@ class Answer:
         It returns False where the reader is needed. A task that is woken for every step costs more than what it does.
         """
         self._write_through = write_through
-        self._running.write_through = write_through.tokens
+        self._running.through = write_through
 
     def plain(self, choice_index: int, token_ids: list[int]) -> list[Chunk] | None:
         """What tokens that come right now mean, if the reader waits in `read` and nothing else has to be read before

@@ -98,22 +98,20 @@ class EntrySinks:
     def _take_columns(self, frame: pb.Frame) -> list[tuple[ChoiceKey, int]]:
         step, by_number = frame.step, self._by_number
         taken: list[tuple[ChoiceKey, int]] = []
-        last: EntrySink | None = None
+        told: dict[RequestKey, EntrySink] = {}
         columns = zip(frame.choice_numbers, frame.output_indices, _pieces(frame), _drafts(frame), strict=True)
-        for number, output_index, token_ids, drafts in columns:
-            found = by_number.get(number)
-            if found is None:
-                continue
-            sink, choice = found
-            if sink is not last:
-                if last is not None:
-                    last.on_frame_end()
-                last = sink
-            (_, attempt), choice_index = choice
-            if sink.on_tokens(attempt, choice_index, output_index, token_ids, step, drafts):
-                taken.append((choice, output_index + len(token_ids)))
-        if last is not None:
-            last.on_frame_end()
+        try:
+            for number, output_index, token_ids, drafts in columns:
+                found = by_number.get(number)
+                if found is not None:
+                    sink, choice = found
+                    key, choice_index = choice
+                    told[key] = sink
+                    if sink.on_tokens(key[1], choice_index, output_index, token_ids, step, drafts):
+                        taken.append((choice, output_index + len(token_ids)))
+        finally:
+            for sink in told.values():
+                sink.on_frame_end()
         return taken
 
 

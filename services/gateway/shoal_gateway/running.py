@@ -7,6 +7,7 @@ import contextvars
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
@@ -40,6 +41,19 @@ class Timeouts:
     start_s: float
     """Until its first output."""
     total_s: float
+
+
+class WritesThrough(Protocol):
+    """Who may do a waiting reader's work."""
+
+    def __call__(self) -> bool:
+        """Read what there is. False: the reader is needed."""
+
+    def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
+        """Take tokens that have just come; `flush` follows. False: they are not taken."""
+
+    def flush(self) -> None:
+        """Write what the tokens taken have led to."""
 
 
 class Running:
@@ -93,8 +107,8 @@ class Running:
         self.cached_tokens = 0
         self.drafts = DraftCounts()
         self.step_count = 0
-        self.write_through: Callable[[int, list[int]], bool] | None = None
-        """Takes tokens of a choice to the client if nothing waits before them; False: it cannot."""
+        self.through: WritesThrough | None = None
+        """Takes tokens past the reader where it can."""
 
     @property
     def request_id(self) -> str:
@@ -232,13 +246,15 @@ class Running:
         if step != self._last_step and output_index:
             self.step_count += 1
             self._last_step = step
-        if self.write_through is not None and self.write_through(choice_index, token_ids):
+        if self.through is not None and self.through.tokens(choice_index, token_ids):
             return True
         self._reader.add(choice_index, token_ids, (), UNFINISHED)
         return False
 
     def on_frame_end(self) -> None:
         """There is something to read, unless all of it was known."""
+        if self.through is not None:
+            self.through.flush()
         if self._reader.has_arrived:
             self._on_change()
 

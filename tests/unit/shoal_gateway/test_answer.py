@@ -478,6 +478,8 @@ async def test_output_goes_past_a_reader_that_waits_until_the_reader_is_needed(t
             def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
                 return False
 
+            def flush(self) -> None: ...
+
         answer.on_news(Through())
         # Woken with nothing to read: it was taken. Reading on says that it was delivered.
         assert await answer.read(10) == []
