@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -83,7 +84,7 @@ class Sessions:
         """`on_drafted` is called with those entries of a step for which drafts were made, if there are any."""
         self._core, self._frames, self._engine, self._clock = core, frames, engine, clock
         self._on_drafted = on_drafted
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._sessions: dict[tuple[str, int], Session] = {}
         self._streams: dict[int, Stream] = {}
         self._stream_ids = itertools.count(1)
@@ -209,6 +210,10 @@ class Sessions:
             stream.fail(error)
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
+        if threading.get_ident() == self._thread_id:
+            # An engine that runs on the loop, which need not be woken from itself.
+            self._loop.call_soon(callback, *args)
+            return
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:

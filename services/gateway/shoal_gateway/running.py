@@ -25,7 +25,7 @@ from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.output_reader import OutputReader
 from shoal_gateway.refusals import ExactnessLost, NoCapacity, denied
 from shoal_gateway.reserve_client import ReserveClient
-from shoal_gateway.session import Lost, Refused, Session
+from shoal_gateway.session import Lost, Phase, Refused, Session
 from shoal_gateway.worker_link import WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -229,10 +229,10 @@ class Running:
     ) -> bool:
         """The short way of an entry that says nothing else, which most are; see on_entry."""
         session = self.session
-        if not session.admitted(attempt):
+        if (attempt != session.attempt or session.phase is not Phase.RUNNING) and not session.admitted(attempt):
             return False
         choice = session.journal.choices[choice_index]
-        if output_index != len(choice.output_ids) or choice.is_finished:
+        if output_index != len(choice.output_ids) or choice.finish_reason != UNFINISHED:
             entry = decode_pb.Entry(
                 attempt=attempt, choice_index=choice_index, output_index=output_index, token_ids=token_ids
             )
@@ -246,7 +246,8 @@ class Running:
         if step != self._last_step and output_index:
             self.step_count += 1
             self._last_step = step
-        if self.through is not None and self.through.tokens(choice_index, token_ids):
+        through = self.through
+        if through is not None and through.tokens(choice_index, token_ids):
             return True
         self._reader.add(choice_index, token_ids, (), UNFINISHED)
         return False

@@ -55,8 +55,8 @@ class WriteThrough:
             chunks = self._answer.plain(choice_index, token_ids)
             if not chunks:
                 return chunks is not None
-            # Written by `flush`, when the other streams' tokens are taken too: a write wakes its client, which takes the
-            # processor from those that are still to come.
+            # Written by `flush`, when those of the other streams are taken too: a write wakes its client, which takes
+            # the processor from what is still to come.
             self._pending += self._form.pieces(choice_index, chunks)
         except Exception as error:
             self._error = error

@@ -90,6 +90,8 @@ class ChatForm:
 
     def pieces(self, choice_index: int, chunks: Sequence[Chunk]) -> bytes:
         """See `events`."""
+        if len(chunks) == 1:
+            return self._event(choice_index, chunks[0]).encode()
         return "".join([self._event(choice_index, chunk) for chunk in chunks]).encode()
 
     def end(self, usage: sampling_pb2.Usage) -> bytes:
