@@ -79,6 +79,25 @@ class FakeWorker(rpc.DecodeServiceServicer):
         """Put one frame on the stream."""
         self._out.put_nowait(pb.FramesResponse(frame=pb.Frame(step=step, entries=entries)))
 
+    def columns(
+        self, *entries: tuple[int, int, Sequence[int]], step: int = 1, drafts: Sequence[int] = (), **more: Any
+    ) -> None:
+        """Put one frame of columns on the stream: (number of the choice, output index, tokens) each."""
+        frame = pb.Frame(
+            step=step,
+            choice_numbers=[number for number, _, _ in entries],
+            output_indices=[output_index for _, output_index, _ in entries],
+            token_counts=[len(token_ids) for _, _, token_ids in entries],
+            token_ids=[one for _, _, token_ids in entries for one in token_ids],
+            draft_counts=drafts,
+            **more,
+        )
+        self.message(pb.FramesResponse(frame=frame))
+
+    def message(self, message: pb.FramesResponse) -> None:
+        """Put any message on the stream."""
+        self._out.put_nowait(message)
+
     def beat(self, step: int = 1, runnable_count: int = 0) -> None:
         """Put one beat on the stream."""
         self._out.put_nowait(pb.FramesResponse(beat=pb.WorkerBeat(step=step, runnable_count=runnable_count)))

@@ -77,7 +77,13 @@ class DecodeCore:
         return len(self._live)
 
     def open(
-        self, *, request_id: str, attempt: int, gateway_id: str, choices: Iterable[ChoiceStart]
+        self,
+        *,
+        request_id: str,
+        attempt: int,
+        gateway_id: str,
+        choices: Iterable[ChoiceStart],
+        first_number: int = 0,
     ) -> tuple[RequestLedger, Failure | None]:
         """Take a request in. Returns it, and the older attempt that must be aborted for it.
 
@@ -96,7 +102,9 @@ class DecodeCore:
         if older is None and len(self._live) >= self._max_requests:
             raise QueueFull(f"{len(self._live)} requests are here already", max_requests=self._max_requests)
         ledgers = [ChoiceLedger(first_index=len(one.output_ids), is_finished=one.is_finished) for one in choices]
-        request = RequestLedger(request_id=request_id, attempt=attempt, gateway_id=gateway_id, choices=ledgers)
+        request = RequestLedger(
+            request_id=request_id, attempt=attempt, gateway_id=gateway_id, choices=ledgers, first_number=first_number
+        )
         if gateway_id:
             self._frames.add(request)
         superseded = None

@@ -24,8 +24,7 @@ class DraftMetrics:
         """What one step made: summed up first, as a labelled counter costs more than the rest of an entry's way."""
         step = DraftCounts()
         for entry in entries:
-            if entry.drafted_count:
-                step.add(entry.drafted_count, entry.verified_count, entry.accepted_count)
+            step.add(entry.drafted_count, entry.verified_count, entry.accepted_count)
         for counter, numbers in (
             (self._drafted, step.drafted),
             (self._verified, step.verified),

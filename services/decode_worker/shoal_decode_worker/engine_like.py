@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shoal_common.errors import MeshError
 from shoal_engine.planner import PlannerStats
@@ -17,8 +17,7 @@ STEP_TOKENS = 6
 """Most tokens that one step gives a choice: one, and five accepted drafts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEntry:
+class StepEntry(NamedTuple):
     """Tokens of one attempt of one request."""
 
     request_id: str

@@ -80,7 +80,7 @@ def step_entry(one: engine_events.TokenEntry) -> StepEntry:
         finish_reason=_REASONS[one.finish_reason] if one.finish_reason is not None else None,
         cached_tokens=one.cached_tokens,
     )
-    return StepEntry(request_id=request_id, attempt=attempt, entry=entry)
+    return StepEntry(request_id, attempt, entry)
 
 
 def _position(one: engine_events.PositionLogprobs) -> PositionLogprobs:

@@ -35,9 +35,10 @@ class PositionLogprobs:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TokenEntry:
-    """Consecutive tokens of one choice that came out of one step. No tokens: only the end of the choice.
+    """Consecutive tokens of one choice that came out of one step, or of several of which no reader was told yet. No
+    tokens: only the end of the choice. Never changed once made; freezing it costs more than the rest of its way.
 
     logprobs        empty, or one per token
     drafted_count   drafts made for that step; `verified_count` of them were sent to verification, and
@@ -62,6 +63,28 @@ class TokenEntry:
     def next_index(self) -> int:
         """Output index after the last token."""
         return self.output_index + len(self.token_ids)
+
+    @property
+    def is_plain(self) -> bool:
+        """Tokens and draft counts, nothing else."""
+        return not (
+            self.finish_reason is not None or self.logprobs or self.cached_tokens is not None or self.prompt_logprobs
+        )
+
+    def followed_by(self, other: TokenEntry) -> TokenEntry | None:
+        """Both as one, where nothing is lost by it: log-probabilities and draft counts are of one step each."""
+        if self.drafted_count or other.drafted_count or self.logprobs or other.logprobs or not self.token_ids:
+            return None
+        if other.prompt_logprobs or other.cached_tokens is not None:
+            return None
+        return TokenEntry(
+            choice_index=self.choice_index,
+            output_index=self.output_index,
+            token_ids=self.token_ids + other.token_ids,
+            prompt_logprobs=self.prompt_logprobs,
+            finish_reason=other.finish_reason,
+            cached_tokens=self.cached_tokens,
+        )
 
     def from_index(self, index: int) -> TokenEntry:
         """Without the tokens below output index `index`."""

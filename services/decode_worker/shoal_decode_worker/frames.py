@@ -117,21 +117,20 @@ class Frames:
             raise FramesNotOpen(
                 f"gateway {request.gateway_id} has no Frames stream here; open it first", gateway_id=request.gateway_id
             )
-        gateway.requests[(request.request_id, request.attempt)] = request
+        gateway.requests[request.key] = request
 
     def remove(self, request: RequestLedger) -> None:
         """Forget a request and what was kept for it. Safe to repeat."""
         gateway = self._gateways.get(request.gateway_id)
         if gateway is not None:
-            key = (request.request_id, request.attempt)
-            gateway.requests.pop(key, None)
-            gateway.unsent.pop(key, None)
+            gateway.requests.pop(request.key, None)
+            gateway.unsent.pop(request.key, None)
             self._forget_if_idle(request.gateway_id, gateway)
 
     def emitted(self, request: RequestLedger) -> int | None:
         """A choice of the request got entries. Returns the stream to wake, None while the gateway has none."""
         gateway = self._gateways[request.gateway_id]
-        gateway.unsent[(request.request_id, request.attempt)] = request
+        gateway.unsent[request.key] = request
         return gateway.stream_id
 
     def acknowledge(self, gateway_id: str, next_indices: Iterable[NextIndex]) -> list[Grant]:
@@ -146,14 +145,15 @@ class Frames:
             return []
         taken: list[tuple[RequestLedger, TokenEntry]] = []
         left = max_tokens
-        while gateway.unsent and left > 0:
-            key, request = next(iter(gateway.unsent.items()))
+        for count, request in enumerate(gateway.unsent.values()):
+            if left <= 0:
+                for key in list(gateway.unsent)[:count]:
+                    del gateway.unsent[key]
+                return taken
             for entry in request.take(left):
                 taken.append((request, entry))
                 left -= len(entry.token_ids)
-            if request.has_unsent:
-                break
-            del gateway.unsent[key]
+        gateway.unsent.clear()
         return taken
 
     def runnable_count(self, gateway_id: str) -> int:

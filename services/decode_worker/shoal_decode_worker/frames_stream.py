@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from shoal.decode.v1 import decode_service_pb2 as pb
 from shoal_common.errors import DeadlineExceeded, MeshError
 
+from shoal_decode_worker.frame_messages import frame_messages
 from shoal_decode_worker.frames import Frames
 from shoal_decode_worker.sessions import Sessions, Stream
-from shoal_decode_worker.wire import add_entry, next_indices_from
+from shoal_decode_worker.wire import next_indices_from
 from shoal_decode_worker.wrong_field import wrong_field
 
 logger = logging.getLogger(__name__)
@@ -103,9 +104,6 @@ async def _write(write: Write, stream: Stream, sessions: Sessions, frames: Frame
             runnable = frames.runnable_count(stream.gateway_id)
             await write(pb.FramesResponse(beat=pb.WorkerBeat(step=sessions.step_count, runnable_count=runnable)))
         while taken := frames.take(stream.gateway_id, stream.stream_id, MAX_FRAME_TOKENS):
-            message = pb.FramesResponse()
-            message.frame.step = sessions.step
-            for request, entry in taken:
-                add_entry(message.frame.entries, request, entry)
-            written_s = loop.time()
-            await write(message)
+            for message in frame_messages(sessions.step, taken):
+                written_s = loop.time()
+                await write(message)

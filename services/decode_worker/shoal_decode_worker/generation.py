@@ -76,6 +76,7 @@ class GenerationStart:
     cache_root   32 bytes, None: the KV cache is neither read nor written
     is_exact     refused by an engine that is not invariant
     constraint   what the output must be, as it came: it is checked where it is compiled
+    first_number of choice 0 among the columns of the gateway's frames; 0: its choices have none
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class GenerationStart:
     cache_points: tuple[int, ...] = ()
     is_exact: bool = False
     constraint: OutputConstraint | None = None
+    first_number: int = 0
 
     def max_tokens(self, max_context: int) -> int:
         """Output tokens a choice may have, its tokens so far included, in a context of `max_context` tokens."""

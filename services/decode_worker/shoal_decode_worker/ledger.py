@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from shoal_decode_worker.entries import ChoiceEnd, FinishReason, RequestUsage, TokenEntry
 
 MAX_UNACKNOWLEDGED = 256
@@ -23,7 +21,7 @@ class ChoiceLedger:
         self.end: ChoiceEnd | None = None
         if is_finished:
             self.end = ChoiceEnd(finish_reason=FinishReason.UNKNOWN, token_count=first_index)
-        self._entries: deque[TokenEntry] = deque()
+        self._entries: list[TokenEntry] = []
         self._sent_count = 0  # leading entries that the present stream has been given
 
     @property
@@ -45,37 +43,46 @@ class ChoiceLedger:
         """Keep what the engine made; dropped if the choice was ended meanwhile."""
         if self.end is not None:
             return
+        emitted = self.emitted + len(entry.token_ids)
         assert entry.output_index == self.emitted, (entry.output_index, self.emitted)
-        assert entry.next_index <= self.limit, (entry.next_index, self.limit)
-        self._entries.append(entry)
-        self.emitted = entry.next_index
+        assert emitted <= self.acknowledged + MAX_UNACKNOWLEDGED, (emitted, self.limit)
+        entries = self._entries
+        # What waits leaves as one: its reader pays per entry.
+        joined = entries[-1].followed_by(entry) if self._sent_count < len(entries) else None
+        if joined is None:
+            entries.append(entry)
+        else:
+            entries[-1] = joined
+        self.emitted = emitted
         if entry.finish_reason is not None:
             self.end = ChoiceEnd(finish_reason=entry.finish_reason, token_count=self.emitted)
 
     def take(self, max_tokens: int) -> list[TokenEntry]:
         """The next unsent entries, about `max_tokens` tokens of them (at least one entry), sent from now on."""
         taken: list[TokenEntry] = []
-        count = 0
-        while self._sent_count < len(self._entries) and (not taken or count < max_tokens):
-            entry = self._entries[self._sent_count]
+        for entry in self._entries[self._sent_count :]:
             taken.append(entry)
-            count += len(entry.token_ids)
+            max_tokens -= len(entry.token_ids)
             if entry.token_ids:
                 self._sent_count += 1
             else:
                 # Nothing in it can be acknowledged; the end of the request says the same.
                 del self._entries[self._sent_count]
+            if max_tokens <= 0:
+                break
         return taken
 
     def acknowledge(self, next_index: int) -> bool:
         """The reader has everything below `next_index`. False if it says nothing new, or more than was emitted."""
         if not self.acknowledged < next_index <= self.emitted:
             return False
-        while self._entries and self._entries[0].next_index <= next_index and self._entries[0].token_ids:
-            self._entries.popleft()
-            self._sent_count = max(0, self._sent_count - 1)
-        if self._entries and self._entries[0].output_index < next_index:
-            self._entries[0] = self._entries[0].from_index(next_index)
+        entries, had = self._entries, 0
+        while had < len(entries) and entries[had].next_index <= next_index and entries[had].token_ids:
+            had += 1
+        del entries[:had]
+        self._sent_count = max(0, self._sent_count - had)
+        if entries and entries[0].output_index < next_index:
+            entries[0] = entries[0].from_index(next_index)
         self.acknowledged = next_index
         return True
 
@@ -92,7 +99,7 @@ class ChoiceLedger:
         if self.end is not None and self.end.token_count <= index:
             return
         kept = [entry.below_index(index) for entry in self._entries if entry.output_index < index]
-        self._entries = deque(kept)
+        self._entries = kept
         self._sent_count = min(self._sent_count, len(kept))
         self.emitted = index
         self.acknowledged = min(self.acknowledged, index)
@@ -104,8 +111,13 @@ class ChoiceLedger:
 class RequestLedger:
     """One attempt of one request: its choices, whether it runs yet, and how it ended."""
 
-    def __init__(self, *, request_id: str, attempt: int, gateway_id: str, choices: list[ChoiceLedger]) -> None:
+    def __init__(
+        self, *, request_id: str, attempt: int, gateway_id: str, choices: list[ChoiceLedger], first_number: int = 0
+    ) -> None:
+        """`first_number` names choice 0 to the gateway, the next number the next choice; 0: they have no numbers."""
         self.request_id, self.attempt, self.gateway_id = request_id, attempt, gateway_id
+        self.key = (request_id, attempt)
+        self.first_number = first_number
         self.choices = choices
         self.is_started = False
         self.usage: RequestUsage | None = None
@@ -132,6 +144,8 @@ class RequestLedger:
 
     def take(self, max_tokens: int) -> list[TokenEntry]:
         """Unsent entries of all choices, about `max_tokens` tokens."""
+        if len(self.choices) == 1:
+            return self.choices[0].take(max_tokens)
         taken: list[TokenEntry] = []
         left = max_tokens
         for choice in self.choices:

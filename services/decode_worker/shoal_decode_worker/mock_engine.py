@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import struct
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -15,10 +16,14 @@ from shoal_common.errors import OutOfCapacity
 
 from shoal_decode_worker.engine_like import EngineEvents, EngineStats, StepEntry
 from shoal_decode_worker.entries import FinishReason, RequestUsage, TokenEntry
-from shoal_decode_worker.generation import EngineFacts, ExceedsCapacity, GenerationStart
+from shoal_decode_worker.generation import EngineFacts, ExceedsCapacity, GenerationStart, SamplingSpec
 from shoal_decode_worker.ledger import MAX_UNACKNOWLEDGED
 
+_Key = tuple[str, int]
 BLOCK_TOKENS = 128
+RUN_TOKENS = 16
+"""Tokens that one digest gives: what a mock says must cost next to nothing."""
+_NUMBERS = struct.Struct(f"<{RUN_TOKENS}I")
 HELD_TOKENS = 2048
 """Output tokens for which blocks are held at admission."""
 
@@ -43,11 +48,11 @@ class MockModel:
     lowest_token_id: int
     eos_token_id: int
 
-    def token(self, key: bytes, index: int) -> int:
-        """The token at output index `index` of the choice that `key` names."""
-        digest = hashlib.blake2b(index.to_bytes(8, "little"), digest_size=8, key=key).digest()
-        span = self.vocab_size - self.lowest_token_id
-        return self.lowest_token_id + int.from_bytes(digest, "little") % span
+    def run(self, key: bytes, run_index: int) -> tuple[int, ...]:
+        """The tokens at output indices from `run_index` * RUN_TOKENS on of the choice that `key` names."""
+        digest = hashlib.blake2b(run_index.to_bytes(8, "little"), key=key).digest()
+        lowest, span = self.lowest_token_id, self.vocab_size - self.lowest_token_id
+        return tuple([lowest + number % span for number in _NUMBERS.unpack(digest)])
 
     @staticmethod
     def key(start: GenerationStart, choice_index: int) -> bytes:
@@ -63,6 +68,8 @@ class _Choice:
     next_index: int
     limit: int
     is_ended: bool
+    run: tuple[int, ...] = ()
+    run_index: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,14 +78,15 @@ class _Sequenced:
     max_tokens: int
     blocks: int
     choices: list[_Choice]
-    has_begun: bool = False
+    stop_ids: frozenset[int]
     steps: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     is_first: bool = True
 
 
 class MockEngine:
-    """Implements EngineLike. Invariant: free and held blocks, and slots, add up to the facts' counts.
+    """Implements EngineLike. Invariant: free and held blocks, and slots, add up to the facts' counts; a running request
+    whose choices have all ended is named in `_maybe_over` until the end of the next step.
 
     step_s         pause between two steps; 0 steps as fast as the loop turns
     step_tokens    tokens per choice and step, as if that many drafts less one were accepted
@@ -88,7 +96,9 @@ class MockEngine:
         self.facts = facts
         self.is_running = True
         self._model, self._step_s, self._step_tokens = model, step_s, step_tokens
-        self._requests: dict[tuple[str, int], _Sequenced] = {}
+        self._requests: dict[_Key, _Sequenced] = {}
+        self._running: dict[_Key, _Sequenced] = {}
+        self._maybe_over: list[_Key] = []
         self._free_blocks, self._free_slots = facts.block_count, facts.slot_count
         self._step = 0
         self._drafted = 0
@@ -112,9 +122,11 @@ class MockEngine:
 
     def begin(self, request_id: str, attempt: int) -> Future[None]:
         """Run from the next step on."""
-        request = self._requests.get((request_id, attempt))
+        key = (request_id, attempt)
+        request = self._requests.get(key)
         if request is not None:
-            request.has_begun = True
+            self._running[key] = request
+            self._maybe_over.append(key)
             self._work.set()
         answer: Future[None] = Future()
         answer.set_result(None)
@@ -132,6 +144,7 @@ class MockEngine:
         request = self._requests.get((request_id, attempt))
         if request is not None:
             request.choices[choice_index].is_ended = True
+            self._maybe_over.append((request_id, attempt))
             self._work.set()
 
     def cancel(self, request_id: str, attempt: int) -> None:
@@ -142,8 +155,8 @@ class MockEngine:
         """Counts for the load report."""
         width = self._step_tokens - 1
         return EngineStats(
-            running=sum(one.has_begun for one in self._requests.values()),
-            waiting=sum(not one.has_begun for one in self._requests.values()),
+            running=len(self._running),
+            waiting=len(self._requests) - len(self._running),
             free_blocks=self._free_blocks,
             free_slots=self._free_slots,
             step_count=self._step,
@@ -193,11 +206,16 @@ class MockEngine:
             for index, one in enumerate(start.choices)
         ]
         self._requests[(start.request_id, start.attempt)] = _Sequenced(
-            start=start, max_tokens=max_tokens, blocks=blocks, choices=choices
+            start=start, max_tokens=max_tokens, blocks=blocks, choices=choices, stop_ids=self._stop_ids(start.sampling)
         )
+
+    def _stop_ids(self, sampling: SamplingSpec) -> frozenset[int]:
+        eos = () if sampling.ignore_eos else (self._model.eos_token_id,)
+        return frozenset((*eos, *sampling.stop_token_ids))
 
     def _release(self, request_id: str, attempt: int) -> _Sequenced | None:
         request = self._requests.pop((request_id, attempt), None)
+        self._running.pop((request_id, attempt), None)
         if request is not None:
             self._free_blocks += request.blocks
             self._free_slots += len(request.choices)
@@ -206,58 +224,76 @@ class MockEngine:
     def _run_step(self) -> bool:
         assert self._events is not None
         self._step += 1
-        entries = [
-            entry for request in self._requests.values() if request.has_begun for entry in self._advance(request)
-        ]
+        entries: list[StepEntry] = []
+        for request in self._running.values():
+            self._advance(request, entries)
         if entries:
             self._events.on_step(self._step, entries)
-        for (request_id, attempt), request in list(self._requests.items()):
-            if request.has_begun and all(choice.is_ended for choice in request.choices):
-                self._release(request_id, attempt)
-                self._events.on_ended(request_id, attempt, _usage(request))
+        maybe_over, self._maybe_over = self._maybe_over, []
+        for key in maybe_over:
+            over = self._running.get(key)
+            if over is not None and all(choice.is_ended for choice in over.choices):
+                self._release(*key)
+                self._events.on_ended(*key, _usage(over))
         return bool(entries)
 
-    def _advance(self, request: _Sequenced) -> list[StepEntry]:
-        entries = []
+    def _advance(self, request: _Sequenced, entries: list[StepEntry]) -> None:
+        start, before = request.start, len(entries)
         for index, choice in enumerate(request.choices):
-            entry = None if choice.is_ended else self._emit(request, index, choice)
-            if entry is not None:
-                start = request.start
-                entries.append(StepEntry(request_id=start.request_id, attempt=start.attempt, entry=entry))
-        request.steps += bool(entries)
-        return entries
+            if not choice.is_ended:
+                entry = self._emit(request, index, choice)
+                if entry is not None:
+                    entries.append(StepEntry(start.request_id, start.attempt, entry))
+        request.steps += len(entries) > before
 
     def _emit(self, request: _Sequenced, index: int, choice: _Choice) -> TokenEntry | None:
-        first, sampling = choice.next_index, request.start.sampling
-        tokens: list[int] = []
+        first = choice.next_index
+        tokens: tuple[int, ...] = ()
         reason = FinishReason.LENGTH if first >= request.max_tokens else None
-        while reason is None and len(tokens) < self._step_tokens and first + len(tokens) < choice.limit:
-            token = self._model.token(choice.key, first + len(tokens))
-            tokens.append(token)
-            is_eos = token == self._model.eos_token_id and not sampling.ignore_eos
-            count = first + len(tokens)
-            if (is_eos or token in sampling.stop_token_ids) and count > sampling.min_tokens:
-                reason = FinishReason.STOP
-            elif count >= request.max_tokens:
-                reason = FinishReason.LENGTH
-        if not tokens and reason is None:
-            return None
+        if reason is None:
+            count = min(self._step_tokens, choice.limit - first, request.max_tokens - first)
+            if count <= 0:
+                return None
+            tokens, reason = self._stopped(request, first, self._tokens(choice, first, count))
         choice.next_index = first + len(tokens)
-        choice.is_ended = reason is not None
+        if reason is not None:
+            choice.is_ended = True
+            self._maybe_over.append((request.start.request_id, request.start.attempt))
         accepted = max(0, len(tokens) - 1)
-        request.drafts.add(accepted, accepted, accepted)
-        self._drafted += accepted
+        if accepted:
+            request.drafts.add(accepted, accepted, accepted)
+            self._drafted += accepted
         cached, request.is_first = (0 if request.is_first else None), False
         return TokenEntry(
             choice_index=index,
             output_index=first,
-            token_ids=tuple(tokens),
+            token_ids=tokens,
             drafted_count=accepted,
             verified_count=accepted,
             accepted_count=accepted,
             finish_reason=reason,
             cached_tokens=cached,
         )
+
+    def _tokens(self, choice: _Choice, first: int, count: int) -> tuple[int, ...]:
+        tokens: tuple[int, ...] = ()
+        while len(tokens) < count:
+            run_index, place = divmod(first + len(tokens), RUN_TOKENS)
+            if run_index != choice.run_index:
+                choice.run, choice.run_index = self._model.run(choice.key, run_index), run_index
+            tokens += choice.run[place : place + count - len(tokens)]
+        return tokens
+
+    @staticmethod
+    def _stopped(
+        request: _Sequenced, first: int, tokens: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """The tokens up to one that ends the choice, and why it ends, if it does."""
+        if not request.stop_ids.isdisjoint(tokens):
+            for count, token in enumerate(tokens, 1):
+                if token in request.stop_ids and first + count > request.start.sampling.min_tokens:
+                    return tokens[:count], FinishReason.STOP
+        return tokens, FinishReason.LENGTH if first + len(tokens) >= request.max_tokens else None
 
 
 def _usage(request: _Sequenced) -> RequestUsage:

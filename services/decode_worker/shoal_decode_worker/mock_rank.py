@@ -64,7 +64,7 @@ def facts_of(config: MockRankConfig) -> EngineFacts:
     kv_id = identity.kv_id(weights_revision="mock", layout="none", formats="none", tokenizer=config.model)
     numerics_id = identity.numerics_id(
         kv_id=kv_id,
-        kernels=f"mock 1 {config.vocab_size} {config.lowest_token_id}",
+        kernels=f"mock 2 {config.vocab_size} {config.lowest_token_id}",
         accelerator="none",
         parallel="1",
         replay_mode="none",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -78,12 +79,12 @@ class Sessions:
         frames: Frames,
         engine: EngineLike,
         clock: Callable[[], float] = time.monotonic,
-        on_entries: Callable[[Iterable[TokenEntry]], None] = lambda entries: None,
+        on_drafted: Callable[[Iterable[TokenEntry]], None] = lambda entries: None,
     ) -> None:
-        """`on_entries` is called with the entries of every step."""
+        """`on_drafted` is called with those entries of a step for which drafts were made, if there are any."""
         self._core, self._frames, self._engine, self._clock = core, frames, engine, clock
-        self._on_entries = on_entries
-        self._loop = asyncio.get_running_loop()
+        self._on_drafted = on_drafted
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._sessions: dict[tuple[str, int], Session] = {}
         self._streams: dict[int, Stream] = {}
         self._stream_ids = itertools.count(1)
@@ -117,7 +118,11 @@ class Sessions:
     def open(self, start: GenerationStart) -> Session:
         """Take a request in; an older attempt of it is aborted. Raises what DecodeCore.open does."""
         request, superseded = self._core.open(
-            request_id=start.request_id, attempt=start.attempt, gateway_id=start.gateway_id, choices=start.choices
+            request_id=start.request_id,
+            attempt=start.attempt,
+            gateway_id=start.gateway_id,
+            choices=start.choices,
+            first_number=start.first_number,
         )
         if superseded is not None:
             self._engine.cancel(superseded.request.request_id, superseded.request.attempt)
@@ -205,6 +210,10 @@ class Sessions:
             stream.fail(error)
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
+        if threading.get_ident() == self._thread_id:
+            # An engine that runs on the loop, which need not be woken from itself.
+            self._loop.call_soon(callback, *args)
+            return
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
@@ -213,17 +222,18 @@ class Sessions:
 
     def _stepped(self, step: int, entries: list[StepEntry]) -> None:
         self.step = step
-        self._on_entries(one.entry for one in entries)
-        for one in entries:
-            request = self._core.emit(one.request_id, one.attempt, one.entry)
+        if drafted := [one.entry for one in entries if one.entry.drafted_count]:
+            self._on_drafted(drafted)
+        told = None
+        for request_id, attempt, entry in entries:
+            request = self._core.emit(request_id, attempt, entry)
             if request is None:
                 continue
-            if request.gateway_id:
-                stream_id = self._frames.emitted(request)
-                if stream_id is not None:
-                    self._streams[stream_id].changed.set()
-            else:
+            if not request.gateway_id:
                 self._wake(request)
+            elif (stream_id := self._frames.emitted(request)) is not None and stream_id != told:
+                told = stream_id
+                self._streams[stream_id].changed.set()
 
     def _ended(self, request_id: str, attempt: int, usage: RequestUsage) -> None:
         request = self._core.engine_ended(request_id, attempt, usage)

@@ -46,6 +46,7 @@ def start_from(request: pb.GenerateRequest, draw_seed: Callable[[], int]) -> Gen
         cache_points=tuple(request.cache_points),
         is_exact=request.determinism == sampling_pb2.DETERMINISM_EXACT,
         constraint=_constraint(request.constraint) if request.HasField("constraint") else None,
+        first_number=request.first_number,
     )
 
 

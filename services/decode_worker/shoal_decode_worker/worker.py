@@ -48,7 +48,7 @@ class DecodeWorker:
         frames = Frames(expiry_s=config.gateway_expiry_s, max_gateways=config.max_gateways, step_tokens=STEP_TOKENS)
         self._core = DecodeCore(frames=frames, max_requests=config.max_requests)
         self._sessions = Sessions(
-            core=self._core, frames=frames, engine=engine, on_entries=DraftMetrics(process.metrics).count
+            core=self._core, frames=frames, engine=engine, on_drafted=DraftMetrics(process.metrics).count
         )
         self._servicer = DecodeServicer(
             engine=engine, loader=loader, sessions=self._sessions, frames=frames, beat_s=config.beat_s

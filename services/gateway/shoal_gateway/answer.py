@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from deepseek_recipe import Tokenizer
 from shoal.common.v1 import sampling_pb2
@@ -17,10 +17,11 @@ from shoal_gateway.attempt import Workers
 from shoal_gateway.encode import Prepared
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.output_reader import ChoiceOutput, OutputReader
+from shoal_gateway.output_shape import Chunk
 from shoal_gateway.prefix_chains import PrefixChains
 from shoal_gateway.refusals import Overloaded
 from shoal_gateway.reserve_client import ReserveClient
-from shoal_gateway.running import Running, Timeouts
+from shoal_gateway.running import Running, Timeouts, WritesThrough
 from shoal_gateway.waiting import Waiting
 
 
@@ -33,7 +34,7 @@ class Answer:
         self._reader: OutputReader
         self._running: Running
         self._unacknowledged: dict[int, int] = {}
-        self._write_through: Callable[[], bool] | None = None
+        self._write_through: WritesThrough | None = None
 
     def bind(self, reader: OutputReader, running: Running) -> None:
         """Where the output comes from."""
@@ -46,12 +47,19 @@ class Answer:
             return
         self._waiting.wake()
 
-    def on_news(self, write_through: Callable[[], bool]) -> None:
+    def on_news(self, write_through: WritesThrough) -> None:
         """Ask `write_through` first from now on, while the reader waits in `read`: it may do the reader's work.
 
         It returns False where the reader is needed. A task that is woken for every step costs more than what it does.
         """
         self._write_through = write_through
+        self._running.through = write_through
+
+    def plain(self, choice_index: int, token_ids: list[int]) -> list[Chunk] | None:
+        """What tokens that come right now mean, if the reader waits in `read` and nothing else has to be read before
+        or with them. Else None, and they are not taken.
+        """
+        return self._reader.plain(choice_index, token_ids) if self._waiting.is_waiting else None
 
     @property
     def is_finished(self) -> bool:

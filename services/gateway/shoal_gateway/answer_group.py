@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from shoal.common.v1 import sampling_pb2
@@ -92,8 +92,15 @@ class AnswerGroup:
             return []
         return self._take()
 
-    def on_news(self, write_through: Callable[[], bool]) -> None:
+    def on_news(self, write_through: object) -> None:
         """A group is read by its reader alone."""
+
+    def wake(self) -> None:
+        """There is something to read."""
+        self._waiting.wake()
+
+    def plain(self, choice_index: int, token_ids: list[int]) -> None:
+        """So nothing is taken past it."""
 
     def take(self) -> list[ChoiceOutput]:
         """What is there, without waiting; else as `read`."""

@@ -14,10 +14,11 @@ from shoal_common.errors import MeshError
 from shoal_common.rpc import Channels, from_rpc_error, is_transport_failure
 
 from shoal_gateway.encode import Prepared
+from shoal_gateway.entry_sinks import EntrySink
 from shoal_gateway.frames_client import FramesClient
 from shoal_gateway.journal import ChoiceJournal
 from shoal_gateway.prefix_chains import PrefixChains
-from shoal_gateway.worker_link import EntrySink, WorkerLink, WorkerLost
+from shoal_gateway.worker_link import WorkerLink, WorkerLost
 
 OPEN_TIMEOUT_S = 2.0
 """A worker whose stream does not open in this time is passed over."""
@@ -95,7 +96,7 @@ class Workers:
         link = self._frames.link(worker.address)
         await link.wait_open(min(OPEN_TIMEOUT_S, timeout_s))
         key = (request.request_id, request.attempt)
-        link.attach(key, listener)
+        request.first_number = link.attach(key, listener, max(1, len(request.choices)))
         listener.on_link(link)
         stub: Any = DecodeServiceStub(self._channels.get(worker.address).as_grpc())
         call = None

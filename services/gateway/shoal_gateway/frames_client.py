@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from shoal_common.rpc import Channels
 
@@ -31,6 +32,7 @@ class FramesClient:
         self._gateway_id, self._channels = gateway_id, channels
         self._silence_s, self._standstill_s = silence_s, standstill_s
         self._links: dict[str, WorkerLink] = {}
+        self._numbers = itertools.count(1)
         self._announced: dict[str, str] = {}
         self._idle_since_s: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
@@ -54,6 +56,7 @@ class FramesClient:
                 gateway_id=self._gateway_id,
                 channels=self._channels,
                 pulse=pulse,
+                numbers=self._numbers,
             )
         return link
 

@@ -107,6 +107,18 @@ class OutputReader:
                 return
         self._arrived.append(_Arrived(choice_index, list(token_ids), logprobs, finish_reason, prompt_logprobs))
 
+    def plain(self, choice_index: int, token_ids: list[int]) -> list[Chunk] | None:
+        """What `add` and `read` would give for tokens of a choice that goes on, where nothing else is to be read.
+
+        None, and nothing is taken, where something is, and where the choice may end or has not begun.
+        """
+        if self._arrived or not self._texts or self._finished[choice_index] or not self._has_begun[choice_index]:
+            return None
+        chunks = self._texts[choice_index].plain(token_ids)
+        if chunks is not None:
+            self._counts[choice_index] += len(token_ids)
+        return chunks
+
     def read(self) -> tuple[list[ChoiceOutput], list[tuple[int, int]]]:
         """What came since the last call, and the choices that ended by their text: (choice index, tokens kept)."""
         arrived, self._arrived = self._arrived, []

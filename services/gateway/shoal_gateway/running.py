@@ -7,6 +7,7 @@ import contextvars
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.common.v1 import sampling_pb2
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
@@ -18,13 +19,14 @@ from shoal_common.telemetry import inject
 from shoal_gateway import scheduler_messages
 from shoal_gateway.attempt import Workers
 from shoal_gateway.encode import Prepared
-from shoal_gateway.journal import EntriesMissing, FinishReason
+from shoal_gateway.entry_sinks import DraftStep
+from shoal_gateway.journal import UNFINISHED, EntriesMissing, FinishReason
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.output_reader import OutputReader
 from shoal_gateway.prefix_chains import FairShare
 from shoal_gateway.refusals import ExactnessLost, NoCapacity, denied
 from shoal_gateway.reserve_client import ReserveClient
-from shoal_gateway.session import Lost, Refused, Session
+from shoal_gateway.session import Lost, Phase, Refused, Session
 from shoal_gateway.worker_link import WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,19 @@ class Timeouts:
     start_s: float
     """Until its first output."""
     total_s: float
+
+
+class WritesThrough(Protocol):
+    """Who may do a waiting reader's work."""
+
+    def __call__(self) -> bool:
+        """Read what there is. False: the reader is needed."""
+
+    def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
+        """Take tokens that have just come; `flush` follows. False: they are not taken."""
+
+    def flush(self) -> None:
+        """Write what the tokens taken have led to."""
 
 
 class Running:
@@ -93,6 +108,8 @@ class Running:
         self.cached_tokens = 0
         self.drafts = DraftCounts()
         self.step_count = 0
+        self.through: WritesThrough | None = None
+        """Takes tokens past the reader where it can."""
 
     @property
     def request_id(self) -> str:
@@ -208,8 +225,38 @@ class Running:
             prompt_logprobs=() if known else entry.prompt_logprobs,
         )
 
+    def on_tokens(
+        self, attempt: int, choice_index: int, output_index: int, token_ids: list[int], step: int, drafts: DraftStep
+    ) -> bool:
+        """The short way of an entry that says nothing else, which most are; see on_entry."""
+        session = self.session
+        if (attempt != session.attempt or session.phase is not Phase.RUNNING) and not session.admitted(attempt):
+            return False
+        choice = session.journal.choices[choice_index]
+        if output_index != len(choice.output_ids) or choice.finish_reason != UNFINISHED:
+            entry = decode_pb.Entry(
+                attempt=attempt, choice_index=choice_index, output_index=output_index, token_ids=token_ids
+            )
+            entry.drafted_count, entry.verified_count, entry.accepted_count = drafts
+            self.on_entry(entry, step)
+            return False
+        choice.output_ids.extend(token_ids)
+        self._received[choice_index] = output_index + len(token_ids)
+        if drafts[0]:
+            self.drafts.add(*drafts)
+        if step != self._last_step and output_index:
+            self.step_count += 1
+            self._last_step = step
+        through = self.through
+        if through is not None and through.tokens(choice_index, token_ids):
+            return True
+        self._reader.add(choice_index, token_ids, (), UNFINISHED)
+        return False
+
     def on_frame_end(self) -> None:
         """There is something to read, unless all of it was known."""
+        if self.through is not None:
+            self.through.flush()
         if self._reader.has_arrived:
             self._on_change()
 

@@ -110,7 +110,7 @@ class ChoiceText:
     def push(self, token_ids: Sequence[int], logprobs: Sequence[tokens_pb2.PositionLogprobs]) -> Progress:
         """Take more tokens; `logprobs` is empty or has one element per token."""
         if not logprobs and not self._can_end_inside:
-            return self._push_all(token_ids)
+            return Progress(chunks=self._push_all(token_ids), kept_count=len(token_ids))
         progress = Progress()
         for index, token_id in enumerate(token_ids):
             if token_id not in self._hidden_ids:
@@ -120,6 +120,10 @@ class ChoiceText:
                 break
         return progress
 
+    def plain(self, token_ids: Sequence[int]) -> list[Chunk] | None:
+        """What `push` makes of them where all of them are kept for sure; else None, and they are not taken."""
+        return None if self._can_end_inside else self._push_all(token_ids)
+
     def finish(self, reason: FinishReason) -> list[Chunk]:
         """The worker ended the choice: what is still held back, and the chunk with the finish reason."""
         chunks = self._processor.push(InferenceChunk.finish(_REASONS.get(reason, InferenceFinishReason.Stop)))
@@ -127,17 +131,15 @@ class ChoiceText:
         self._ended(chunks)
         return chunks
 
-    def _push_all(self, token_ids: Sequence[int]) -> Progress:
+    def _push_all(self, token_ids: Sequence[int]) -> list[Chunk]:
         hidden = self._hidden_ids
         shown = token_ids if hidden.isdisjoint(token_ids) else [one for one in token_ids if one not in hidden]
         if not shown:
-            return Progress(kept_count=len(token_ids))
+            return []
         push = self._processor.push
-        if self._whole_ids.has_all(shown):
-            chunks = push(InferenceChunk.tokens(shown))
-        else:
-            chunks = [chunk for one in shown for chunk in push(InferenceChunk.tokens([one]))]
-        return Progress(chunks=chunks, kept_count=len(token_ids))
+        if len(shown) == 1 or self._whole_ids.has_all(shown):
+            return push(InferenceChunk.tokens(shown))
+        return [chunk for one in shown for chunk in push(InferenceChunk.tokens([one]))]
 
     def _push_one(self, token_id: int, logprobs: Sequence[tokens_pb2.PositionLogprobs], progress: Progress) -> None:
         chunks = self._processor.push(_tokens_chunk([token_id], logprobs))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import grpc
 from shoal.decode.v1 import decode_service_pb2 as pb
 from shoal.decode.v1.decode_service_pb2_grpc import DecodeServiceStub
-from shoal_common.errors import MeshError, Unavailable
+from shoal_common.errors import Unavailable
 from shoal_common.rpc import SETTLE_S, Channel, Channels, from_rpc_error
 
+from shoal_gateway.entry_sinks import ChoiceKey, EntrySink, EntrySinks, RequestKey
 from shoal_gateway.pulse import Pulse
 
 logger = logging.getLogger(__name__)
@@ -30,9 +33,6 @@ ACK_TOKENS = 64
 """So many tokens of a choice do not wait. Well below the 256 that a worker keeps, or it would pause."""
 _BACKOFF_S = (0.05, 2.0)
 
-RequestKey = tuple[str, int]
-"""request_id and attempt."""
-
 
 class WorkerLost(Unavailable):
     """The worker's stream broke and did not come back, or the worker stands still."""
@@ -40,37 +40,31 @@ class WorkerLost(Unavailable):
     reason = "BROKEN"
 
 
-class EntrySink(Protocol):
-    """Who the entries of one attempt are for. Called on the event loop; must not block."""
-
-    def on_entry(self, entry: pb.Entry, step: int) -> None:
-        """More tokens, maybe some that came before."""
-
-    def on_frame_end(self) -> None:
-        """Entries came, and no more are at hand: what they lead to is done once for all of them."""
-
-    def on_worker_lost(self, error: MeshError) -> None:
-        """No more entries will come for this attempt."""
-
-    def next_indices(self) -> list[int]:
-        """The next output index wanted, per choice."""
-
-
 class WorkerLink:
     """One worker, as long as it is known. Invariant: at most one stream is open; entries go to attached sinks only.
 
     When the stream breaks it is re-opened with the next indices wanted; if that takes longer than REOPEN_S, all
     attached sinks are told that the worker is lost.
+
+    numbers   for choices; the same for all links of a gateway, as a worker may outlive a link to it
     """
 
-    def __init__(self, *, address: str, gateway_id: str, channels: Channels, pulse: Pulse) -> None:
+    def __init__(
+        self,
+        *,
+        address: str,
+        gateway_id: str,
+        channels: Channels,
+        pulse: Pulse,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
         self.address = address
         self._gateway_id, self._channels, self._pulse = gateway_id, channels, pulse
-        self._sinks: dict[RequestKey, EntrySink] = {}
-        self._acks: dict[tuple[RequestKey, int], int] = {}
-        self._sent_acks: dict[tuple[RequestKey, int], int] = {}
-        self._ends: dict[tuple[RequestKey, int], int] = {}
-        self._new_ends: list[tuple[RequestKey, int]] = []
+        self._sinks = EntrySinks(numbers or itertools.count(1))
+        self._acks: dict[ChoiceKey, int] = {}
+        self._sent_acks: dict[ChoiceKey, int] = {}
+        self._ends: dict[ChoiceKey, int] = {}
+        self._new_ends: list[ChoiceKey] = []
         self._open = asyncio.Event()
         self._wake = asyncio.Event()
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -101,13 +95,13 @@ class WorkerLink:
                 f"worker {self.address} did not open its stream in {timeout_s} s", reason="UNREACHABLE"
             ) from error
 
-    def attach(self, key: RequestKey, sink: EntrySink) -> None:
-        """Entries of this attempt go to `sink` from now on."""
-        self._sinks[key] = sink
+    def attach(self, key: RequestKey, sink: EntrySink, choice_count: int = 1) -> int:
+        """Entries of this attempt go to `sink` from now on. Returns the number of its first choice."""
+        return self._sinks.attach(key, sink, choice_count)
 
     def detach(self, key: RequestKey, choice_count: int) -> None:
         """The attempt is over. Safe to repeat."""
-        self._sinks.pop(key, None)
+        self._sinks.detach(key)
         for choice_index in range(choice_count):
             self._acks.pop((key, choice_index), None)
             self._sent_acks.pop((key, choice_index), None)
@@ -117,13 +111,18 @@ class WorkerLink:
         """Everything below `next_index` is taken over. Sent within ACK_DELAY_S, at the end END_ACK_DELAY_S."""
         if key not in self._sinks:
             return
-        choice = (key, choice_index)
-        self._acks[choice] = next_index
-        if next_index - self._sent_acks.get(choice, 0) >= ACK_TOKENS:
+        self._acknowledge([((key, choice_index), next_index)], END_ACK_DELAY_S if is_end else ACK_DELAY_S)
+
+    def _acknowledge(self, choices: Iterable[tuple[ChoiceKey, int]], delay_s: float) -> None:
+        is_due = False
+        for choice, next_index in choices:
+            self._acks[choice] = next_index
+            is_due = is_due or next_index - self._sent_acks.get(choice, 0) >= ACK_TOKENS
+        if is_due:
             self._wake.set()
             return
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + (END_ACK_DELAY_S if is_end else ACK_DELAY_S)
+        due_s = loop.time() + delay_s
         if self._flush_timer is None or due_s < self._flush_due_s:
             if self._flush_timer is not None:
                 self._flush_timer.cancel()
@@ -162,7 +161,7 @@ class WorkerLink:
         self._wake.set()
 
     def _lose(self, message: str, reason: str) -> None:
-        for sink in list(self._sinks.values()):
+        for _, sink in list(self._sinks.items()):
             sink.on_worker_lost(WorkerLost(message, reason=reason))
 
     def _not_back(self) -> None:
@@ -236,16 +235,8 @@ class WorkerLink:
                 self._lost_timer = None
         if message.HasField("frame"):
             self._pulse.heard(now_s)
-            frame = message.frame
-            step, told = frame.step, {}
-            for entry in frame.entries:
-                key = (entry.request_id, entry.attempt)
-                sink = self._sinks.get(key)
-                if sink is not None:
-                    sink.on_entry(entry, step)
-                    told[key] = sink
-            for sink in told.values():
-                sink.on_frame_end()
+            if taken := self._sinks.take(message.frame):
+                self._acknowledge(taken, ACK_DELAY_S)
         elif message.HasField("beat"):
             self._pulse.beat(message.beat.step, message.beat.runnable_count, now_s)
 

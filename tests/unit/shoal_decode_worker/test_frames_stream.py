@@ -97,7 +97,7 @@ async def frames_of(step_s: float, step_count: int) -> list[tuple[float, list[in
     began_s = loop.time()
     for index in range(step_count):
         entry = TokenEntry(choice_index=0, output_index=index, token_ids=(index,), finish_reason=None)
-        engine.events.on_step(index + 1, [StepEntry(request_id="r", attempt=1, entry=entry)])
+        engine.events.on_step(index + 1, [StepEntry("r", 1, entry)])
         await asyncio.sleep(step_s)
     await asyncio.sleep(0.5)
     stream.cancel()

@@ -65,7 +65,7 @@ class Bench:
 
     async def step(self, count: int, *, at: int = 0, reason: FinishReason | None = None, attempt: int = 1) -> None:
         entry = TokenEntry(choice_index=0, output_index=at, token_ids=tuple(range(count)), finish_reason=reason)
-        self.engine.events.on_step(1, [StepEntry(request_id="r", attempt=attempt, entry=entry)])
+        self.engine.events.on_step(1, [StepEntry("r", attempt, entry)])
         await asyncio.sleep(0)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -469,14 +470,20 @@ async def test_output_goes_past_a_reader_that_waits_until_the_reader_is_needed(t
     async with bench(tokenizer, one_by_one) as made, await made.answers.open(prepared()) as answer:
         through: list[int] = []
 
-        def write_through() -> bool:
-            through.extend(ids(answer.take()))
-            if len(through) in (2, 5):
-                return False
-            answer.acknowledge()
-            return True
+        class Through:
+            def __call__(self) -> bool:
+                through.extend(ids(answer.take()))
+                if len(through) in (2, 5):
+                    return False
+                answer.acknowledge()
+                return True
 
-        answer.on_news(write_through)
+            def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
+                return False
+
+            def flush(self) -> None: ...
+
+        answer.on_news(Through())
         # Woken with nothing to read: it was taken. Reading on says that it was delivered.
         assert await answer.read(10) == []
         assert through == [10, 11]
@@ -527,8 +534,53 @@ async def test_what_a_client_that_is_behind_could_not_take_is_the_next_that_is_w
         assert form.refused == len([one for one in behind if one < form.asked])
 
 
+@pytest.mark.parametrize("behind", [(), (0,), (1, 2), tuple(range(9))])
+async def test_columns_go_to_the_client_once_each_whatever_repeats_and_whoever_is_behind(
+    tokenizer: Tokenizer, behind: tuple[int, ...]
+) -> None:
+    ids = tokenizer.encode("the way to the harbour is long")
+
+    async def in_columns(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        name, number = request.request_id, request.first_number
+        worker.emit(name, 1, 0, ids[:1], cached_tokens=2)
+        worker.columns((number, 1, ids[1:2]))
+        worker.columns((number, 0, ids[:3]), (number, 2, ids[2:4]))
+        worker.columns((number, 3, ids[3:5]), (number, 5, ids[5:-1]), drafts=[1, 1, 1, 2, 2, 1])
+        worker.emit(name, 1, len(ids) - 1, ids[-1:], finish=LENGTH)
+        await until(lambda: worker.acknowledged(name) == len(ids))
+        yield ENDED
+
+    form = TokensForm(behind)
+    request = dataclasses.replace(prepared(stop=[]), output=plain_recipe([], frozenset()))
+    async with bench(tokenizer, in_columns) as made, await made.answers.open(request) as answer:
+        through = WriteThrough(form.write_now, answer, form, lambda: None)  # type: ignore[arg-type]
+        answer.on_news(through)
+        while not answer.is_finished:
+            outputs = await answer.read(10)
+            form.written.append(through.left_over() + form.events(outputs))
+        assert b"".join(form.written).decode() == "the way to the harbour is long"
+        usage = answer.usage()
+        assert (usage.completion_tokens, usage.cached_prompt_tokens) == (len(ids), 2)
+        assert (list(usage.drafted_by_position), list(usage.accepted_by_position)) == ([1, 1], [1])
+
+
+async def test_columns_with_a_gap_are_no_answer(tokenizer: Tokenizer) -> None:
+    async def with_gap(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.columns((request.first_number, 1, [10]))
+        await asyncio.Event().wait()
+
+    async with bench(tokenizer, with_gap, says(10, 11)) as made, await made.answers.open(prepared()) as answer:
+        assert ids(await read_all(answer)) == [10, 11]
+        assert answer.attempts == 2
+
+
 class TokensForm:
-    """The part of an AnswerForm that streams use, of bare token ids; the client behind it is behind at these writes."""
+    """The part of an AnswerForm that streams use: text, or bare token ids where there is none.
+
+    behind   writes at which the client is
+    """
 
     def __init__(self, behind: tuple[int, ...] = ()) -> None:
         self.written: list[bytes] = []
@@ -536,7 +588,11 @@ class TokensForm:
         self._behind = behind
 
     def events(self, outputs: list[ChoiceOutput]) -> bytes:
-        return "".join(map(str, ids(outputs))).encode()
+        chunks = [self.pieces(output.choice_index, output.chunks) for output in outputs]
+        return b"".join(chunks) or "".join(map(str, ids(outputs))).encode()
+
+    def pieces(self, choice_index: int, chunks: Sequence[Any]) -> bytes:
+        return "".join(json.loads(one.to_json())["choices"][0]["delta"].get("content") or "" for one in chunks).encode()
 
     def write_now(self, data: bytes) -> bool:
         turn, self.asked = self.asked, self.asked + 1

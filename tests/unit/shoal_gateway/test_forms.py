@@ -366,3 +366,38 @@ def test_what_is_said_of_the_prompt_comes_with_the_first_event(api: Api, encoder
     want = [{"token_id": token_id, "token": "a", "logprob": -0.5}]
     assert streamed(api, recipe, both[0])["shoal"]["prompt_logprobs"] == want
     assert whole(api, recipe, both[1])["shoal"]["prompt_logprobs"] == want
+
+
+def bytes_by(api: Api, recipe: OutputRecipe, tokenizer: Tokenizer, pieces: list[Sequence[int]], short: bool) -> bytes:
+    """A stream of one choice; `short`: whatever can goes the short way of plain entries. Bytes without the time."""
+    form, reader = api.form(recipe), OutputReader(1, recipe, tokenizer, request_id="r", prompt_tokens=9)
+    raw, taken = b"", 0
+    for index, piece in enumerate([*pieces, [EOS]]):
+        is_last = index == len(pieces)
+        chunks = reader.plain(0, list(piece)) if short and not is_last else None
+        if chunks is None:
+            reader.add(0, piece, [], STOP if is_last else GOING)
+            raw += form.events(reader.read()[0])
+        else:
+            taken += 1
+            raw += form.pieces(0, chunks) if chunks else b""
+        if reader.is_finished:
+            break
+    # The first one begins the choice; where it can end by itself, none may be taken so.
+    assert taken == (len(pieces) - 1 if short and not recipe.parsing.stop_sequences else 0)
+    return re.sub(rb'"(created|created_at)":\d+', b"", raw + form.end(USAGE)) + str(reader.counts).encode()
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_the_short_way_of_plain_entries_writes_the_same_bytes(api: Api, encoder: Encoder, data: st.DataObject) -> None:
+    recipe = api.recipe(
+        is_thinking=data.draw(st.booleans()),
+        has_tools=False,
+        stops=data.draw(st.sampled_from([[], [], [], ["ab"]])),
+    )
+    ids = encoder.tokenizer.encode("".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=8))) or "a")
+    ids = [one for token_id in ids for one in ([token_id, EOS] if data.draw(st.booleans()) else [token_id])]
+    pieces = cuts(ids, data.draw(st.lists(st.integers(0, len(ids)), max_size=len(ids))))
+    short, long = (bytes_by(api, recipe, encoder.tokenizer, pieces, short) for short in (True, False))
+    assert short == long

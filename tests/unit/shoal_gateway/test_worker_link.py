@@ -22,14 +22,29 @@ class Sink:
         self.wanted = list(wanted)
         self.entries: list[pb.Entry] = []
         self.errors: list[MeshError] = []
+        self.tokens: list[tuple[int, int, int, list[int], int, tuple[int, int, int]]] = []
+        """What came in columns, and whether the next of it is taken over."""
+        self.takes_over = False
         self.frames: list[int] = []
         """Entries known at the end of each frame that had some."""
 
     def on_entry(self, entry: pb.Entry, step: int) -> None:
         self.entries.append(entry)
 
+    def on_tokens(
+        self,
+        attempt: int,
+        choice_index: int,
+        output_index: int,
+        token_ids: list[int],
+        step: int,
+        drafts: tuple[int, int, int],
+    ) -> bool:
+        self.tokens.append((attempt, choice_index, output_index, token_ids, step, drafts))
+        return self.takes_over
+
     def on_frame_end(self) -> None:
-        self.frames.append(len(self.entries))
+        self.frames.append(len(self.entries) + len(self.tokens))
 
     def on_worker_lost(self, error: MeshError) -> None:
         self.errors.append(error)
@@ -97,6 +112,66 @@ async def test_a_sink_that_breaks_does_not_end_the_stream_of_the_others(link: Wo
     await until(lambda: len(worker.hellos) == 2)
     worker.emit("other", 1, 0, [5])
     await until(lambda: other.frames == [1])
+
+
+async def test_columns_reach_the_choices_of_their_numbers_and_end_once_for_each(
+    link: WorkerLink, worker: FakeWorker
+) -> None:
+    await link.wait_open(5)
+    one, other = Sink(0), Sink(0, 0)
+    first, second = link.attach(("one", 1), one, 1), link.attach(("other", 3), other, 2)
+    assert first != second
+    entries = [(first, 7, [5]), (first, 8, [6, 7]), (99, 0, [1]), (second, 0, [8]), (second + 1, 4, [9])]
+    worker.columns(*entries, step=6, drafts=[1, 1, 0] * 5)
+    await until(lambda: bool(other.frames))
+    assert one.tokens == [(1, 0, 7, [5], 6, (1, 1, 0)), (1, 0, 8, [6, 7], 6, (1, 1, 0))]
+    assert other.tokens == [(3, 0, 0, [8], 6, (1, 1, 0)), (3, 1, 4, [9], 6, (1, 1, 0))]
+    assert (one.frames, other.frames) == ([2], [2])
+
+
+async def test_columns_without_counts_are_a_token_each_without_drafts(link: WorkerLink, worker: FakeWorker) -> None:
+    await link.wait_open(5)
+    sink = Sink(0, 0)
+    number = link.attach(("r", 1), sink, 2)
+    frame = pb.Frame(step=2, choice_numbers=[number, number + 1], output_indices=[3, 4], token_ids=[7, 8])
+    worker.message(pb.FramesResponse(frame=frame))
+    await until(lambda: bool(sink.frames))
+    assert sink.tokens == [(1, 0, 3, [7], 2, (0, 0, 0)), (1, 1, 4, [8], 2, (0, 0, 0))]
+
+
+async def test_a_number_is_of_nobody_once_its_attempt_is_over(link: WorkerLink, worker: FakeWorker) -> None:
+    await link.wait_open(5)
+    old, new = Sink(0), Sink(0)
+    number = link.attach(("r", 1), old, 1)
+    link.detach(("r", 1), 1)
+    mine = link.attach(("r", 2), new, 1)
+    worker.columns((number, 0, [5]), (mine, 0, [6]))
+    await until(lambda: bool(new.frames))
+    assert (old.tokens, [token_ids for _, _, _, token_ids, _, _ in new.tokens]) == ([], [[6]])
+
+
+@pytest.mark.parametrize("spoiled", ["output_indices", "token_counts", "token_ids", "draft_counts"])
+async def test_columns_of_different_lengths_end_the_stream(link: WorkerLink, worker: FakeWorker, spoiled: str) -> None:
+    await link.wait_open(5)
+    frame = pb.Frame(
+        choice_numbers=[1], output_indices=[0], token_counts=[1], token_ids=[5], draft_counts=[0, 0, 0], step=1
+    )
+    getattr(frame, spoiled).append(1)
+    link.attach(("r", 1), Sink(0), 1)
+    worker.message(pb.FramesResponse(frame=frame))
+    await until(lambda: len(worker.hellos) == 2)
+
+
+async def test_what_a_sink_took_over_is_acknowledged_without_its_asking(link: WorkerLink, worker: FakeWorker) -> None:
+    await link.wait_open(5)
+    sink = Sink(0, 0)
+    number = link.attach(("r", 1), sink, 2)
+    worker.columns((number, 0, [5, 6]))
+    await until(lambda: len(sink.tokens) == 1)
+    sink.takes_over = True
+    worker.columns((number + 1, 0, [7, 8, 9]))
+    await until(lambda: worker.acknowledged("r", 1) == 3)
+    assert worker.acknowledged("r", 0) == 0
 
 
 async def test_acknowledgements_travel_together_within_their_delay(link: WorkerLink, worker: FakeWorker) -> None:

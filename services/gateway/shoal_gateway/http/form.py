@@ -13,6 +13,7 @@ from shoal_gateway.answer import Answer
 from shoal_gateway.answer_group import AnswerGroup
 from shoal_gateway.encode import Prepared
 from shoal_gateway.output_reader import ChoiceOutput
+from shoal_gateway.output_shape import Chunk
 
 OpenAnswer: TypeAlias = Answer | AnswerGroup
 
@@ -30,6 +31,9 @@ class AnswerForm(Protocol):
 
     def events(self, outputs: Sequence[ChoiceOutput]) -> bytes:
         """The events of a batch; nothing where all of it is held back."""
+
+    def pieces(self, choice_index: int, chunks: Sequence[Chunk]) -> bytes:
+        """The events of a choice that has begun and goes on, where chunks are all that there is."""
 
     def end(self, usage: sampling_pb2.Usage) -> bytes:
         """What comes after the last batch."""

@@ -24,12 +24,12 @@ class WriteThrough:
         wrote: Callable[[], None],
     ) -> None:
         self._write_now, self._answer, self._form, self._wrote = write_now, answer, form, wrote
-        self._left = b""
+        self._left = self._pending = b""
         self._error: Exception | None = None
 
     def __call__(self) -> bool:
         """False: the task has to go on, at the end of the answer, for a client that is behind, or to raise."""
-        if self._left or self._error is not None:
+        if self._left or self._pending or self._error is not None:
             return False
         answer = self._answer
         try:
@@ -47,9 +47,40 @@ class WriteThrough:
         answer.acknowledge()
         return True
 
+    def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
+        """Write tokens that have just come. False: they are not taken."""
+        if self._left or self._error is not None:
+            return False
+        try:
+            chunks = self._answer.plain(choice_index, token_ids)
+            if not chunks:
+                return chunks is not None
+            # Written by `flush`, when those of the other streams are taken too: a write wakes its client, which takes
+            # the processor from what is still to come.
+            self._pending += self._form.pieces(choice_index, chunks)
+        except Exception as error:
+            self._error = error
+            self._answer.wake()
+        return True
+
+    def flush(self) -> None:
+        """Write what the tokens taken have led to."""
+        events = self._pending
+        if not events:
+            return
+        self._pending = b""
+        try:
+            if self._write_now(events):
+                self._wrote()
+                return
+            self._left = events
+        except Exception as error:
+            self._error = error
+        self._answer.wake()
+
     def left_over(self) -> bytes:
         """What the task has to write now. Raises what was raised on the way."""
         if self._error is not None:
             raise self._error
-        left, self._left = self._left, b""
+        left, self._left, self._pending = self._left + self._pending, b"", b""
         return left

@@ -41,6 +41,7 @@ class GenerateRequest(_message.Message):
     CACHE_POINTS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     DETERMINISM_FIELD_NUMBER: _builtins.int
+    FIRST_NUMBER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Made by the gateway; unique."""
     attempt: _builtins.int
@@ -59,6 +60,10 @@ class GenerateRequest(_message.Message):
     """Greater runs first; the youngest request of the lowest gives up its blocks first."""
     determinism: _sampling_pb2.Determinism.ValueType
     """EXACT is refused (FAILED_PRECONDITION, NOT_DETERMINISTIC) by a worker whose kernels are not invariant."""
+    first_number: _builtins.int
+    """Names the choices of this attempt among the columns of Frame: choice k has the number first_number + k. A gateway never
+    gives a worker a number twice. 0: there are none, every entry names its request.
+    """
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt token ids, at least one, each below the vocabulary size."""
@@ -101,10 +106,11 @@ class GenerateRequest(_message.Message):
         cache_points: _abc.Iterable[_builtins.int] | None = ...,
         constraint: Global___OutputConstraint | None = ...,
         determinism: _sampling_pb2.Determinism.ValueType = ...,
+        first_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_root", b"_cache_root", "_constraint", b"_constraint", "_numerics_id", b"_numerics_id", "cache_root", b"cache_root", "constraint", b"constraint", "numerics_id", b"numerics_id", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_root", b"_cache_root", "_constraint", b"_constraint", "_numerics_id", b"_numerics_id", "attempt", b"attempt", "cache_points", b"cache_points", "cache_root", b"cache_root", "choices", b"choices", "constraint", b"constraint", "determinism", b"determinism", "gateway_id", b"gateway_id", "numerics_id", b"numerics_id", "params", b"params", "placement_id", b"placement_id", "prefill_targets", b"prefill_targets", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_root", b"_cache_root", "_constraint", b"_constraint", "_numerics_id", b"_numerics_id", "attempt", b"attempt", "cache_points", b"cache_points", "cache_root", b"cache_root", "choices", b"choices", "constraint", b"constraint", "determinism", b"determinism", "first_number", b"first_number", "gateway_id", b"gateway_id", "numerics_id", b"numerics_id", "params", b"params", "placement_id", b"placement_id", "prefill_targets", b"prefill_targets", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "tenant_tag", b"tenant_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_root: _TypeAlias = _typing.Literal["cache_root"]  # noqa: Y015
     _WhichOneofArgType__cache_root: _TypeAlias = _typing.Literal["_cache_root", b"_cache_root"]  # noqa: Y015
@@ -648,27 +654,61 @@ Global___FramesResponse: _TypeAlias = FramesResponse  # noqa: Y015
 
 @_typing.final
 class Frame(_message.Message):
-    """What one step made for one gateway."""
+    """What one step made for one gateway. At most one entry per choice, unless the stream catches up; those of a choice are in
+    order of output index, with those in `entries` before those in columns.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    CHOICE_NUMBERS_FIELD_NUMBER: _builtins.int
+    OUTPUT_INDICES_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    DRAFT_COUNTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Steps since the worker started."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entry]:
-        """At most one entry per choice, unless the stream catches up."""
+        """Entries that say more than columns can, or whose request has no numbers."""
+
+    @_builtins.property
+    def choice_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Columns: entries of tokens and draft counts alone, which are nearly all. Element k of each column is of the same entry;
+        here the number of its choice, see GenerateRequest.first_number.
+        """
+
+    @_builtins.property
+    def output_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Output index of its first token."""
+
+    @_builtins.property
+    def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many tokens it has; empty: one each."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of one entry after the other."""
+
+    @_builtins.property
+    def draft_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Three per entry: drafted_count, verified_count, accepted_count; empty: all 0."""
 
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         entries: _abc.Iterable[Global___Entry] | None = ...,
+        choice_numbers: _abc.Iterable[_builtins.int] | None = ...,
+        output_indices: _abc.Iterable[_builtins.int] | None = ...,
+        token_counts: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        draft_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_numbers", b"choice_numbers", "draft_counts", b"draft_counts", "entries", b"entries", "output_indices", b"output_indices", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

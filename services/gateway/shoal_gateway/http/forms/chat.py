@@ -88,6 +88,12 @@ class ChatForm:
                 events.append(event.replace(_REASONING_ONLY, _WITH_CONTENT, 1) if output.logprobs else event)
         return "".join(events).encode()
 
+    def pieces(self, choice_index: int, chunks: Sequence[Chunk]) -> bytes:
+        """See `events`."""
+        if len(chunks) == 1:
+            return self._event(choice_index, chunks[0]).encode()
+        return "".join([self._event(choice_index, chunk) for chunk in chunks]).encode()
+
     def end(self, usage: sampling_pb2.Usage) -> bytes:
         """Usage for those who asked for it, and [DONE]."""
         if not self._include_usage:

@@ -17,6 +17,7 @@ from shoal_gateway.http.forms.chat import usage_object
 from shoal_gateway.http.forms.token_spellings import OldLogprobs, parsed_positions, prompt_positions
 from shoal_gateway.http.positions import prompt_report
 from shoal_gateway.output_reader import ChoiceOutput
+from shoal_gateway.output_shape import Chunk
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -88,6 +89,10 @@ class CompletionForm:
                 events.append(self._event([piece.choice(index)], None, has_extension=self._is_first))
                 self._is_first = False
         return b"".join(events)
+
+    def pieces(self, choice_index: int, chunks: Sequence[Chunk]) -> bytes:
+        """See `events`."""
+        return self.events([ChoiceOutput(choice_index, chunks=list(chunks))])
 
     def end(self, usage: sampling_pb2.Usage) -> bytes:
         """Usage for those who asked for it, and the last line."""

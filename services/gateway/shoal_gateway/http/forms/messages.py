@@ -15,6 +15,7 @@ from shoal_gateway.http.forms.events import event
 from shoal_gateway.http.positions import prompt_report
 from shoal_gateway.journal import UNFINISHED
 from shoal_gateway.output_reader import ChoiceOutput
+from shoal_gateway.output_shape import Chunk
 
 _STOP = event("message_stop", '{"type":"message_stop"}')
 
@@ -53,13 +54,19 @@ class MessagesForm:
             if output.finish_reason != UNFINISHED:
                 self._last = chunks[-2].to_json().encode()
                 chunks = chunks[:-2]
-            for chunk in chunks:
-                name = MessagesResponse.sse_event_name(chunk)  # type: ignore[arg-type]
-                raw = chunk.to_json()
-                if not self._has_begun:
-                    self._has_begun = True
-                    raw = self._extended(raw)
-                events.append(event(name or "", raw))
+            events.append(self.pieces(output.choice_index, chunks))
+        return b"".join(events)
+
+    def pieces(self, choice_index: int, chunks: Sequence[Chunk]) -> bytes:
+        """See `events`."""
+        events: list[bytes] = []
+        for chunk in chunks:
+            name = MessagesResponse.sse_event_name(chunk)  # type: ignore[arg-type]
+            raw = chunk.to_json()
+            if not self._has_begun:
+                self._has_begun = True
+                raw = self._extended(raw)
+            events.append(event(name or "", raw))
         return b"".join(events)
 
     def end(self, usage: sampling_pb2.Usage) -> bytes:

@@ -15,6 +15,7 @@ from shoal_gateway.http.forms.events import event
 from shoal_gateway.http.positions import prompt_report
 from shoal_gateway.journal import UNFINISHED
 from shoal_gateway.output_reader import ChoiceOutput
+from shoal_gateway.output_shape import Chunk
 
 _WITH_RESPONSE = ("response.created", "response.in_progress")
 _ITEM_DONE = "response.output_item.done"
@@ -66,16 +67,22 @@ class ResponsesForm:
             if output.finish_reason != UNFINISHED:
                 self._last = chunks[-1].to_json()
                 chunks = chunks[:-1]
-            for chunk in chunks:
-                name = ResponsesResponse.sse_event_name(chunk) or ""  # type: ignore[arg-type]
-                raw = chunk.to_json()
-                if name in _WITH_RESPONSE:
-                    self._created = raw
-                    raw = self._extended(raw)
-                elif name == _ITEM_DONE:
-                    self._items.append(raw)
-                events.append(event(name, raw))
-            self._sequence_number += len(chunks)
+            events.append(self.pieces(output.choice_index, chunks))
+        return b"".join(events)
+
+    def pieces(self, choice_index: int, chunks: Sequence[Chunk]) -> bytes:
+        """See `events`."""
+        events: list[bytes] = []
+        for chunk in chunks:
+            name = ResponsesResponse.sse_event_name(chunk) or ""  # type: ignore[arg-type]
+            raw = chunk.to_json()
+            if name in _WITH_RESPONSE:
+                self._created = raw
+                raw = self._extended(raw)
+            elif name == _ITEM_DONE:
+                self._items.append(raw)
+            events.append(event(name, raw))
+        self._sequence_number += len(chunks)
         return b"".join(events)
 
     def end(self, usage: sampling_pb2.Usage) -> bytes:
