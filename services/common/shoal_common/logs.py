@@ -14,6 +14,7 @@ from shoal_common.request_scope import request_id
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_dumps = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 class JsonFormatter(logging.Formatter):
@@ -35,12 +36,14 @@ class JsonFormatter(logging.Formatter):
         span = trace.get_current_span().get_span_context()
         if span.is_valid:
             line["trace_id"], line["span_id"] = f"{span.trace_id:032x}", f"{span.span_id:016x}"
-        if request_id.get():
-            line["request_id"] = request_id.get()
-        line.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
+        if own := request_id.get():
+            line["request_id"] = own
+        for key, value in vars(record).items():
+            if key not in _STANDARD:
+                line[key] = value
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return _dumps(line)
 
 
 def configure(*, service: str, instance: str, level: str, stream: TextIO | None = None) -> None:
@@ -49,6 +52,9 @@ def configure(*, service: str, instance: str, level: str, stream: TextIO | None 
     handler.setFormatter(JsonFormatter({"service": service, "instance": instance}))
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    # Who logged from which line of which thread is not told, so it need not be found out for each record.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     set_level(level)
 
 

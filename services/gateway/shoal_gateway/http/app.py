@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from shoal_common.errors import Internal, MeshError, SlowReader
-from shoal_common.telemetry import TRACE_KEYS, TRACER, extract
+from shoal_common.telemetry import TRACE_KEYS, TRACER, extract, follow_unrecorded, may_record
 
 from shoal_gateway.edge.edge import Edge
 from shoal_gateway.edge.keys import secret_of
@@ -22,6 +21,7 @@ _BASES = ("", "/anthropic", "/beta")
 """What may stand in front of a version."""
 _OPEN_PATHS = frozenset({"/healthz", "/health", "/live", "/readyz", "/ready", "/openapi.json"})
 """What nobody needs a key for."""
+_TRACE_HEADERS = tuple((name, name.encode()) for name in TRACE_KEYS)
 
 
 class App:
@@ -55,7 +55,19 @@ class App:
             read_timeout_s=self._read_timeout_s,
             write_timeout_s=self._write_timeout_s,
         )
-        with _span(exchange):
+        if exchange.method != "POST":
+            # Probes and lists would only fill the traces.
+            await self._serve(exchange)
+            return
+        headers = {name: exchange.header(key).decode("latin-1") for name, key in _TRACE_HEADERS}
+        if not may_record(headers):
+            follow_unrecorded(headers)
+            await self._serve(exchange)
+            return
+        attributes = {"http.request.method": exchange.method, "url.path": exchange.path[:200]}
+        with TRACER.start_as_current_span(
+            exchange.method, context=extract(headers), kind=SpanKind.SERVER, attributes=attributes
+        ):
             await self._serve(exchange)
 
     async def _serve(self, exchange: Exchange) -> None:
@@ -110,17 +122,3 @@ def _without_version(path: str) -> str:
         if path.startswith(f"{base}/v1/"):
             return base + path[len(base) + len("/v1") :]
     return path
-
-
-@contextlib.contextmanager
-def _span(exchange: Exchange) -> Iterator[None]:
-    """The span of a request that may generate; probes and lists would only fill the traces."""
-    if exchange.method != "POST":
-        yield
-        return
-    headers = {name: exchange.header(name.encode()).decode("latin-1") for name in TRACE_KEYS}
-    attributes = {"http.request.method": exchange.method, "url.path": exchange.path[:200]}
-    with TRACER.start_as_current_span(
-        exchange.method, context=extract(headers), kind=SpanKind.SERVER, attributes=attributes
-    ):
-        yield

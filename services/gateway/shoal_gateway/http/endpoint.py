@@ -56,24 +56,30 @@ class Endpoint:
             prepared = await self._prepare(body, size_bytes)
             answer = await self._open(prepared, caller)
         caller.follow(answer)
-        async with answer, exchange.while_connected():
-            form = prepared.form(answer)
-            run = self._stream if prepared.is_stream else self._whole
-            try:
-                await run(exchange, answer, form, pace)
-            except SlowReader:
-                self._metrics.slow_readers.inc()
+        async with answer:
+            with exchange.while_connected():
+                await self._respond(exchange, caller, prepared, answer, pace)
+
+    async def _respond(
+        self, exchange: Exchange, caller: Caller, prepared: PreparedAnswer, answer: OpenAnswer, pace: _Pace
+    ) -> None:
+        form = prepared.form(answer)
+        run = self._stream if prepared.is_stream else self._whole
+        try:
+            await run(exchange, answer, form, pace)
+        except SlowReader:
+            self._metrics.slow_readers.inc()
+            raise
+        except ClientGone:
+            raise
+        except Exception as error:
+            # Before the first byte an error has a status of its own.
+            if not exchange.has_begun:
                 raise
-            except ClientGone:
-                raise
-            except Exception as error:
-                # Before the first byte an error has a status of its own.
-                if not exchange.has_begun:
-                    raise
-                known = _known(error, answer.request_id)
-                caller.failed(known)
-                last = form.error(known) if prepared.is_stream else exchange.error_body(known)
-                await exchange.write(last, is_last=True)
+            known = _known(error, answer.request_id)
+            caller.failed(known)
+            last = form.error(known) if prepared.is_stream else exchange.error_body(known)
+            await exchange.write(last, is_last=True)
 
     async def _open(self, prepared: PreparedAnswer, caller: Caller) -> OpenAnswer:
         requests = caller.admit_all(prepared.requests)
@@ -95,17 +101,20 @@ class Endpoint:
             events = through.left_over() + (form.events(outputs) if outputs else b"")
             # Judged once: what is written below must have been begun here.
             is_due = not events and pace.is_due(answer)
-            if not exchange.has_begun and (outputs or is_due):
-                await exchange.begin(_EVENTS + request_id_headers(answer.request_id))
-                answer.on_news(through)
             if outputs or events:
                 self._saw_output(pace)
             if answer.is_finished:
                 break
-            if events or is_due:
+            if not exchange.has_begun and (outputs or is_due):
+                await exchange.begin(_EVENTS + request_id_headers(answer.request_id), events or form.keep_alive)
+                pace.wrote()
+                answer.on_news(through)
+            elif events or is_due:
                 if not exchange.write_now(events or form.keep_alive):
                     await exchange.write(events or form.keep_alive)
                 pace.wrote()
+        if not exchange.has_begun:
+            await exchange.begin(_EVENTS + request_id_headers(answer.request_id), b"")
         await exchange.write(events + form.end(answer.usage()), is_last=True)
 
     async def _whole(self, exchange: Exchange, answer: OpenAnswer, form: AnswerForm, pace: _Pace) -> None:

@@ -6,17 +6,14 @@ import asyncio
 import fcntl
 import sys
 import termios
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-ABORT = "shoal.abort"
-"""Scope extension: a function that drops the connection without waiting for the client."""
-WRITE_NOW = "shoal.write_now"
-"""Scope extension: a function that writes more of a chunked body unless the client is behind; says whether it did."""
-UNSENT = "shoal.unsent"
-"""Scope extension: a function that says how many bytes the client has not taken yet; None where it closes."""
+CONNECTION = "shoal.connection"
+"""Scope extension: the BoundedProtocol itself, for the short ways past ASGI's messages."""
 MAX_PIPELINED = 8
 """Requests that a client sends before the one before them is answered; the connection ends at more."""
 MAX_HEAD_BYTES = 64 * 1024
@@ -31,6 +28,10 @@ class HeadTooLarge(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """One connection.
 
+    Beside ASGI's messages it has shorter ways for the request that is being answered: a body that is here already, a
+    response to a client that keeps up. They do what the messages would and say where only the messages can; a message,
+    a timer around it and a task that waits for the client to leave cost more than the rest of a short request.
+
     head_timeout_s   from a request's first byte (or the connection, for the first request) to the end of its headers
     """
 
@@ -42,6 +43,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the newest, which may wait behind it."""
+        self._is_in_head = False
+        self._on_gone: Callable[[], None] | None = None
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
@@ -56,20 +59,24 @@ class BoundedProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
+        on_gone, self._on_gone = self._on_gone, None
+        if on_gone is not None:
+            on_gone()
+
+    def data_received(self, data: bytes) -> None:
+        """More of a request, or of several."""
+        super().data_received(data)
+        # Most heads come in one piece and need no timer.
+        if self._is_in_head and self._head_timer is None:
+            self._start_head_timer()
 
     def on_message_begin(self) -> None:
         """A request begins."""
         self._head_bytes = 0
-        if self._head_timer is None:
-            self._start_head_timer()
+        self._is_in_head = True
         super().on_message_begin()
-        # Closing waits for the client to take what is buffered; one that never reads can only be aborted.
-        functions: dict[str, Any] = {
-            ABORT: self.transport.abort,
-            WRITE_NOW: self._write_now,
-            UNSENT: self._unsent,
-        }
-        self.scope["extensions"] = functions
+        extensions: dict[str, Any] = {CONNECTION: self}
+        self.scope["extensions"] = extensions
 
     def on_url(self, url: bytes) -> None:
         """A part of the request line."""
@@ -86,6 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is over."""
+        self._is_in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
         if len(self.pipeline) > MAX_PIPELINED:
@@ -107,20 +115,72 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def _write_now(self, data: bytes) -> bool:
+    def body_now(self) -> bytes | None:
+        """The whole body, if it is here and nobody has asked for it."""
         cycle = self._running
-        if cycle is None or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        if cycle is None or cycle.more_body or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    def watch(self, on_gone: Callable[[], None]) -> bool:
+        """Call `on_gone` once the client has left. False: it has already, and will not be called."""
+        if self._running is None or self._running.disconnected:
             return False
-        if self.flow.write_paused or self.transport.is_closing():
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._on_gone = on_gone
+        # Who stops reading does not hear that the client leaves.
+        self.flow.resume_reading()
         return True
 
-    def _unsent(self) -> int | None:
+    def unwatch(self) -> None:
+        """No longer."""
+        self._on_gone = None
+
+    def begin_now(self, headers: Sequence[tuple[bytes, bytes]], data: bytes) -> bool:
+        """Status 200 and the first of a chunked body, unless the client is behind; says whether it did.
+
+        headers   the server's own, which need no check; none that frames the body or ends the connection
+        """
+        cycle = self._free_cycle()
+        if cycle is None or cycle.response_started or cycle.scope["method"] == "HEAD":
+            return False
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
+        head = bytearray(STATUS_LINE[200])
+        for name, value in (*cycle.default_headers, *headers):
+            head += b"%b: %b\r\n" % (name, value)
+        if not cycle.keep_alive:
+            head += b"connection: close\r\n"
+        head += b"transfer-encoding: chunked\r\n\r\n"
+        if data:
+            head += b"%x\r\n%b\r\n" % (len(data), data)
+        self.transport.write(bytes(head))
+        return True
+
+    def write_now(self, data: bytes, *, is_last: bool = False) -> bool:
+        """More of a chunked body, unless the client is behind; says whether it did."""
+        cycle = self._free_cycle()
+        if cycle is None or not cycle.chunked_encoding:
+            return False
+        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        if not is_last:
+            self.transport.write(chunk)
+            return True
+        self.transport.write(chunk + b"0\r\n\r\n")
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
+
+    def abort(self) -> None:
+        """Drop the connection: closing waits for the client to take what is buffered, and one may never read."""
+        self.transport.abort()
+
+    def unsent(self) -> int | None:
+        """Bytes that the client has not taken yet; None where the connection closes."""
         if self.transport.is_closing():
             return None
         waiting = self.transport.get_write_buffer_size()
@@ -130,6 +190,17 @@ class BoundedProtocol(HttpToolsProtocol):
             # Not every system tells what its own buffer holds.
             return waiting
         return waiting + int.from_bytes(queue, sys.byteorder)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _free_cycle(self) -> RequestResponseCycle | None:
+        """The request that is being answered, if more of its answer can be written."""
+        cycle = self._running
+        if cycle is None or cycle.disconnected or cycle.response_complete:
+            return None
+        return None if self.flow.write_paused or self.transport.is_closing() else cycle
 
     def _grow(self, size: int) -> None:
         self._head_bytes += size
