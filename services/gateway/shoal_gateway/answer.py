@@ -164,6 +164,7 @@ class Answers:
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+        metrics.in_flight.set_function(lambda: self.in_flight)
 
     @property
     def in_flight(self) -> int:
@@ -260,6 +261,5 @@ class Answers:
         self._tell_idle()
 
     def _tell_idle(self) -> None:
-        self._metrics.in_flight.set(self.in_flight)
         if not self.in_flight:
             self._idle.set()

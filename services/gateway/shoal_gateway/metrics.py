@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from shoal_common.telemetry import TOKEN_BUCKETS, Metrics
 
 
@@ -9,7 +11,8 @@ class GatewayMetrics:
     """Metrics of requests, whatever API shape they came by."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.requests = metrics.counter("requests", "Requests ended, by how", ("outcome",))
+        # A counter per outcome is looked up once.
+        self.ended = functools.cache(metrics.counter("requests", "Requests ended, by how", ("outcome",)).labels)
         self.in_flight = metrics.gauge("in_flight_requests", "Requests accepted and not ended")
         self.ttft = metrics.histogram("ttft_seconds", "From the acceptance of a request to its first output")
         self.duration = metrics.histogram("request_duration_seconds", "From the acceptance of a request to its end")

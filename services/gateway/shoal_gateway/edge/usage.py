@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from typing import Any
 
 from shoal_common.telemetry import Metrics
 
@@ -32,18 +34,20 @@ class UsageBook:
         self._reloads = metrics.counter("api_key_reloads", "Changes of the keys file, taken or not", ("outcome",))
         self._keys = metrics.gauge("api_keys", "API keys in force")
         self._labels: set[str] = set()
+        # As many as there can be: labels are bounded, and outcomes are the reasons of our own errors.
+        self._requests_of = functools.cache(self._requests.labels)
+        self._tokens_of = functools.cache(self._tokens_by_kind)
 
     def record(self, key_id: str, api: str, one: Departure) -> None:
         """A request is over."""
         usage, label = one.usage, self._label(key_id)
-        self._requests.labels(label, one.outcome).inc()
+        self._requests_of(label, one.outcome).inc()
         cached = usage.cached_prompt_tokens
-        for kind, count in (
-            ("input", usage.prompt_tokens - cached),
-            ("cached_input", cached),
-            ("output", usage.completion_tokens),
+        for counter, count in zip(
+            self._tokens_of(label), (usage.prompt_tokens - cached, cached, usage.completion_tokens), strict=True
         ):
-            self._tokens.labels(label, kind).inc(count)
+            if count:
+                counter.inc(count)
         logger.info(
             "usage",
             extra={
@@ -75,6 +79,9 @@ class UsageBook:
     def reloaded(self, is_taken: bool) -> None:
         """The keys file changed."""
         self._reloads.labels("taken" if is_taken else "refused").inc()
+
+    def _tokens_by_kind(self, label: str) -> tuple[Any, ...]:
+        return tuple(self._tokens.labels(label, kind) for kind in ("input", "cached_input", "output"))
 
     def _label(self, key_id: str) -> str:
         if not key_id:
