@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -86,7 +85,7 @@ def _full(name: str) -> str:
 
 
 def configure_tracing(*, service: str, instance: str, otlp_endpoint: str | None) -> TracerProvider:
-    """Install the process's tracer. Without an endpoint spans get ids (for logs and propagation) but are not recorded.
+    """Install the process's tracer. Without an endpoint spans may get ids, for logs and propagation; none is recorded.
 
     The sampling decision of a caller is followed. Call once; `shutdown()` of the result flushes.
     """
@@ -126,13 +125,10 @@ def extract(headers: Mapping[str, str]) -> otel_context.Context:
     return propagate.extract(headers)
 
 
-def follow_unrecorded(headers: Mapping[str, str]) -> None:
-    """What the running task logs and calls belongs to the caller's trace from now on, else to one that nobody records.
+def follow(headers: Mapping[str, str]) -> None:
+    """What the running task logs and calls belongs to the caller's trace from now on, if there is one.
 
     For work whose span nobody may see, at a fraction of a span's cost. The task's context ends with it.
     """
     if headers.get(_TRACE_KEY):
         otel_context.attach(extract(headers))
-        return
-    span = trace.SpanContext(random.getrandbits(128) or 1, random.getrandbits(64) or 1, is_remote=False)
-    otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(span), otel_context.Context()))

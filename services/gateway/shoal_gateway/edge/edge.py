@@ -58,6 +58,11 @@ class Edge:
         for key_id in gone:
             del self._accounts[key_id]
 
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whoever comes has to show one."""
+        return not self._is_open
+
     def authenticate(self, secret: bytes) -> ApiKey | None:
         """Whose secret it is; None where keys are off. Raises InvalidApiKey."""
         if self._is_open:

@@ -6,6 +6,7 @@ import functools
 import logging
 from typing import Any
 
+from shoal_common import logs
 from shoal_common.telemetry import Metrics
 
 from shoal_gateway.edge.caller import Departure
@@ -48,21 +49,19 @@ class UsageBook:
         ):
             if count:
                 counter.inc(count)
-        logger.info(
-            "usage",
-            extra={
-                "request_id": one.answer.request_id,
-                "key": key_id,
-                "api": api,
-                "outcome": one.outcome,
-                "attempts": one.answer.attempts,
-                "duration_s": round(one.duration_s, 3),
-                "prompt_tokens": usage.prompt_tokens,
-                "cached_prompt_tokens": cached,
-                "completion_tokens": usage.completion_tokens,
-                "reasoning_tokens": usage.reasoning_tokens,
-            },
-        )
+        line = {
+            "request_id": one.answer.request_id,
+            "key": key_id,
+            "api": api,
+            "outcome": one.outcome,
+            "attempts": one.answer.attempts,
+            "duration_s": round(one.duration_s, 3),
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_prompt_tokens": cached,
+            "completion_tokens": usage.completion_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
+        }
+        logs.tell(logger, "usage", line)
 
     def refused(self, key_id: str, reason: str) -> None:
         """A limit of the key was reached."""

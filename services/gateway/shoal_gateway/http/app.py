@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from shoal_common.errors import Internal, MeshError, SlowReader
-from shoal_common.telemetry import TRACE_KEYS, TRACER, extract, follow_unrecorded, may_record
+from shoal_common.telemetry import TRACE_KEYS, TRACER, extract, follow, may_record
 
 from shoal_gateway.edge.edge import Edge
 from shoal_gateway.edge.keys import secret_of
@@ -42,6 +42,8 @@ class App:
     ) -> None:
         self.routes, self._edge = routes, edge
         self._open_ended = tuple(path for path in routes if path.endswith("/"))
+        # What nearly all requests ask for, by the path as it is sent.
+        self._exact = {path: route for route in routes for path in (route, _with_version(route))}
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
 
@@ -61,7 +63,7 @@ class App:
             return
         headers = {name: exchange.header(key).decode("latin-1") for name, key in _TRACE_HEADERS}
         if not may_record(headers):
-            follow_unrecorded(headers)
+            follow(headers)
             await self._serve(exchange)
             return
         attributes = {"http.request.method": exchange.method, "url.path": exchange.path[:200]}
@@ -73,7 +75,7 @@ class App:
     async def _serve(self, exchange: Exchange) -> None:
         try:
             handler = self._handler(exchange)
-            if exchange.route not in _OPEN_PATHS:
+            if self._edge.asks_for_keys and exchange.route not in _OPEN_PATHS:
                 exchange.key = self._edge.authenticate(_secret(exchange))
             await handler(exchange)
         except ClientGone:
@@ -90,12 +92,8 @@ class App:
             await self._fail(exchange, Internal("unexpected error"))
 
     def _handler(self, exchange: Exchange) -> Handler:
-        path = _without_version(exchange.path)
-        exchange.route = path.rstrip("/")
+        exchange.route = self._exact.get(exchange.path) or self._route(exchange.path)
         methods = self.routes.get(exchange.route)
-        if methods is None:
-            exchange.route = next((one for one in self._open_ended if path.startswith(one)), exchange.route)
-            methods = self.routes.get(exchange.route)
         if methods is None:
             raise_path = exchange.path if len(exchange.path) <= 200 else exchange.path[:200] + "..."
             raise NoSuchPath(f"nothing is served at {raise_path}")
@@ -108,6 +106,13 @@ class App:
             raise MethodNotAllowed(told, allow=", ".join(allowed))
         return handler
 
+    def _route(self, path: str) -> str:
+        path = _without_version(path)
+        route = path.rstrip("/")
+        if route in self.routes:
+            return route
+        return next((one for one in self._open_ended if path.startswith(one)), route)
+
     async def _fail(self, exchange: Exchange, error: MeshError) -> None:
         if not exchange.has_begun:
             await exchange.fail(error)
@@ -115,6 +120,11 @@ class App:
 
 def _secret(exchange: Exchange) -> bytes:
     return secret_of(*(exchange.header(name).decode("latin-1") for name in (b"authorization", b"x-api-key")))
+
+
+def _with_version(route: str) -> str:
+    base = next(one for one in reversed(_BASES) if route.startswith(f"{one}/"))
+    return f"{base}/v1{route[len(base) :]}"
 
 
 def _without_version(path: str) -> str:

@@ -75,7 +75,10 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes:
         """The first header of that lower-case name, or nothing."""
-        return next((value for key, value in self._scope["headers"] if key == name), b"")
+        for key, value in self._scope["headers"]:
+            if key == name:
+                return bytes(value)
+        return b""
 
     def tell_limits(self, standings: Standings) -> None:
         """Say with the response how the key's limits stand."""

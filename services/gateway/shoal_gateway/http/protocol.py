@@ -7,7 +7,7 @@ import fcntl
 import sys
 import termios
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -80,16 +80,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """A part of the request line."""
-        self._grow(len(url))
-        super().on_url(url)
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        self._grow(len(name) + len(value) + 4)
-        if len(self.headers) >= MAX_HEADERS:
-            self._is_head_too_large = True
-            raise HeadTooLarge
-        super().on_header(name, value)
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
+            self._refuse_head()
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is over."""
@@ -202,11 +206,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return None
         return None if self.flow.write_paused or self.transport.is_closing() else cycle
 
-    def _grow(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._is_head_too_large = True
-            raise HeadTooLarge
+    def _refuse_head(self) -> NoReturn:
+        self._is_head_too_large = True
+        raise HeadTooLarge
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._head_timeout_s, self._head_is_late)
