@@ -43,7 +43,9 @@ class App:
         self.routes, self._edge = routes, edge
         self._open_ended = tuple(path for path in routes if path.endswith("/"))
         # What nearly all requests ask for, by the path as it is sent.
-        self._exact = {path: route for route in routes for path in (route, _with_version(route))}
+        self._exact = {
+            path: route for route in routes if not route.endswith("/") for path in (route, _with_version(route))
+        }
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
 
