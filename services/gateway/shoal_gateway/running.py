@@ -90,6 +90,8 @@ class Running:
         self.cached_tokens = 0
         self.drafts = DraftCounts()
         self.step_count = 0
+        self._last_usage: sampling_pb2.Usage | None = None
+        """Of an answer that was read to its end: nothing changes it any more."""
 
     @property
     def request_id(self) -> str:
@@ -103,6 +105,8 @@ class Running:
 
     def usage(self) -> sampling_pb2.Usage:
         """What it used up to now; output counts what was read, up to the end of each choice."""
+        if self._last_usage is not None:
+            return self._last_usage
         completion_tokens = sum(self._reader.counts)
         usage = sampling_pb2.Usage(
             prompt_tokens=len(self._prepared.prompt_ids),
@@ -117,6 +121,8 @@ class Running:
             usage.drafted_by_position.extend(drafts.drafted)
             usage.verified_by_position.extend(drafts.verified)
             usage.accepted_by_position.extend(drafts.accepted)
+        if self._reader.is_finished:
+            self._last_usage = usage
         return usage
 
     def start(self) -> None:
