@@ -54,6 +54,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left, or was cut."""
         self._stop_head_timer()
+        # uvicorn leaves it where the connection broke, and with it the buffers until it rings.
+        self._unset_keepalive_if_required()
         running = self._running
         if running is not None and running is not self.cycle and not running.response_complete:
             running.disconnected = True
