@@ -132,6 +132,7 @@ class Instance:
                 stop=stop,
                 has_reflection=has_reflection,
                 is_edge=is_edge,
+                has_direct=self._shared.direct_calls and not is_edge,
                 ready_fields=ready_fields,
             )
         finally:

@@ -37,6 +37,7 @@ class SharedSettings:
     nats_url: str = "nats://127.0.0.1:4222"
     cache_secret: str = dataclasses.field(default="", metadata=SECRET)
     transfer_engines: str = ""
+    direct_calls: bool = True
     log_level: str = "INFO"
     otlp_endpoint: str | None = dataclasses.field(default=None, metadata={"env": "OTEL_EXPORTER_OTLP_ENDPOINT"})
 

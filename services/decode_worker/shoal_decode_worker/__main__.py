@@ -31,7 +31,8 @@ async def serve(process: Process, loaded: Loaded[DecodeWorkerConfig]) -> None:
     config, shared, metrics = loaded.service, loaded.shared, process.metrics
     host = host_of(config.advertised_address or config.listen_address)
     engines = open_engines(shared.transfer_engine_names, host=host)
-    bus, channels = Bus(shared.nats_url, name=process.instance_id), Channels()
+    bus = Bus(shared.nats_url, name=process.instance_id)
+    channels = Channels(is_direct=shared.direct_calls)
     puller = KvPuller(engines=engines)
     watcher = Watcher(bus, mesh=shared.mesh)
     nodes = CacheNodes(address=config.kv_cache_address, watcher=watcher)

@@ -102,6 +102,7 @@ async def start(process: Process, loaded: Loaded[GatewayConfig]) -> None:
             model=model,
             tokenizer=tokenizer,
             metrics=process.metrics,
+            direct_calls=loaded.shared.direct_calls,
         )
         http = HttpServer(
             gateway.app,

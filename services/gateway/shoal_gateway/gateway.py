@@ -53,10 +53,11 @@ class Gateway:
         model: ServedModel,
         tokenizer: Tokenizer,
         metrics: Metrics,
+        direct_calls: bool = True,
     ) -> None:
         self.readiness = Readiness(*CONDITIONS)
         counted = GatewayMetrics(metrics)
-        self._channels = Channels()
+        self._channels = Channels(is_direct=direct_calls)
         self._reserve = ReserveClient(
             gateway_id=instance_id, channels=self._channels, scheduler_wait_s=config.scheduler_wait_s
         )

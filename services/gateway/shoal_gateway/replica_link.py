@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 from shoal.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from shoal_common.rpc import Channels, from_rpc_error
+from shoal_common.rpc import SETTLE_S, Channel, Channels, from_rpc_error
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +94,11 @@ class ReplicaLink:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 
-    async def _one_stream(self, channel: Any) -> None:
-        call = self._call = SchedulerServiceStub(channel).Reserve(timeout=math.inf)
+    async def _one_stream(self, channel: Channel) -> None:
+        await channel.settle(SETTLE_S)
+        stub: Any = SchedulerServiceStub(channel.as_grpc())
+        call = stub.Reserve(timeout=math.inf)
+        self._call = call
         writer = None
         try:
             await call.write(pb.ReserveRequest(opened=pb.Opened(gateway_id=self._gateway_id)))

@@ -12,7 +12,7 @@ import grpc
 from shoal.decode.v1 import decode_service_pb2 as pb
 from shoal.decode.v1.decode_service_pb2_grpc import DecodeServiceStub
 from shoal_common.errors import MeshError, Unavailable
-from shoal_common.rpc import Channels, from_rpc_error
+from shoal_common.rpc import SETTLE_S, Channel, Channels, from_rpc_error
 
 from shoal_gateway.pulse import Pulse
 
@@ -197,8 +197,11 @@ class WorkerLink:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 
-    async def _one_stream(self, channel: Any) -> None:
-        call = self._call = DecodeServiceStub(channel).Frames(timeout=math.inf)
+    async def _one_stream(self, channel: Channel) -> None:
+        await channel.settle(SETTLE_S)
+        stub: Any = DecodeServiceStub(channel.as_grpc())
+        call = stub.Frames(timeout=math.inf)
+        self._call = call
         writer = None
         try:
             await call.write(self._hello())

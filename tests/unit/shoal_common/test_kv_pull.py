@@ -32,9 +32,9 @@ from shoal_common.kv_transport import (
     checksum_of,
     stream_address,
 )
-from shoal_common.kv_transport.same_host import unpace
 from shoal_common.kv_transport.stream_frames import DataHead, FrameKind, Pull, pack_frame
 from shoal_common.rpc.channels import Channel
+from shoal_common.same_host import unpace
 from support.kv_ways import GRPC, SHM, TCP, block_of, call_by_stream, double, holder, mutual_tls, run_of
 from support.waiting import until
 

@@ -14,8 +14,8 @@ from shoal.common.v1 import kv_transport_pb2 as transport_pb
 from shoal.kv_cache.v1 import events_pb2
 from shoal.kv_cache.v1 import kv_cache_service_pb2 as pb
 from shoal_common.bus import Bus
+from shoal_common.host import host_id
 from shoal_common.kv_transport.arena import ArenaView
-from shoal_common.kv_transport.host import host_id
 from shoal_kv_cache.core.entries import Entry
 from shoal_kv_cache.tiers.ssd import SsdTier
 from support.kv_client import BLOCK_BYTES, SLAB_BYTES, Item, TestChain, begin_of, block_item, items_of, send

@@ -1,11 +1,11 @@
 """Moving KV bytes between processes: shared memory, a byte stream or gRPC, chosen by handshake, checked on arrival."""
 
+from shoal_common.host import host_id, host_of
 from shoal_common.kv_transport.arena import ArenaFull, SharedArena
 from shoal_common.kv_transport.engines import ENGINES, TransferEngine, open_engines
 from shoal_common.kv_transport.exports import Arena, Export, ExportTable, Piece
 from shoal_common.kv_transport.fill import fill
 from shoal_common.kv_transport.fill_locks import filling
-from shoal_common.kv_transport.host import host_id, host_of
 from shoal_common.kv_transport.local_calls import local_address
 from shoal_common.kv_transport.mapped import MappedArenas
 from shoal_common.kv_transport.payloads import ITEM_BYTES, PayloadSpec, RunSpec, checksum_of, describe, verify

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 
 from shoal_common.errors import ResourceExhausted
+from shoal_common.host import ARENA_DIRECTORY
 from shoal_common.kv_transport.buffers import Buffer
 from shoal_common.kv_transport.free_list import FreeList
-from shoal_common.kv_transport.host import ARENA_DIRECTORY
 from shoal_common.kv_transport.shared_file import SharedFile, map_shared
 
 _FIRST_OFFSET = 64

@@ -12,10 +12,10 @@ from typing import TypeAlias
 from shoal.common.v1 import kv_transport_pb2 as pb
 
 from shoal_common.errors import NotFound, ResourceExhausted
+from shoal_common.host import host_id
 from shoal_common.kv_transport.arena import SharedArena
 from shoal_common.kv_transport.buffers import Buffer, address_of
 from shoal_common.kv_transport.engines import TransferEngine
-from shoal_common.kv_transport.host import host_id
 from shoal_common.kv_transport.payloads import PayloadSpec, RunSpec, describe
 from shoal_common.kv_transport.slabs import SlabArena, slab_views
 

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from shoal.common.v1 import kv_transport_pb2 as pb
 
 from shoal_common.errors import DeadlineExceeded
+from shoal_common.host import host_id
 from shoal_common.kv_transport.destinations import DestinationPool
 from shoal_common.kv_transport.engine_pull import pull_by_engine
 from shoal_common.kv_transport.engines import EngineFailed, TransferEngine
 from shoal_common.kv_transport.grpc_pull import pull_by_grpc
-from shoal_common.kv_transport.host import host_id
 from shoal_common.kv_transport.mapped import MappedArenas
 from shoal_common.kv_transport.shared_pull import SharedCopy
 from shoal_common.kv_transport.stream_client import RunningPull, StreamPool, StreamUnreachable

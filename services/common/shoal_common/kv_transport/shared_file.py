@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 
 from shoal_common.errors import FailedPrecondition
-from shoal_common.kv_transport.host import ARENA_DIRECTORY
+from shoal_common.host import ARENA_DIRECTORY
 
 NONCE_BYTES = 16
 PREFIX = "shoal-kv-"

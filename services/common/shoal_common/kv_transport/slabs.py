@@ -10,10 +10,10 @@ from types import TracebackType
 
 import xxhash
 
+from shoal_common.host import ARENA_DIRECTORY
 from shoal_common.kv_transport.arena import ArenaFull
 from shoal_common.kv_transport.buffers import Buffer
 from shoal_common.kv_transport.fill_locks import FillLocks
-from shoal_common.kv_transport.host import ARENA_DIRECTORY
 from shoal_common.kv_transport.shared_file import SharedFile
 
 FIRST_SLAB_OFFSET = 4096

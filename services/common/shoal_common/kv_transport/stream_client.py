@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal_common.errors import DeadlineExceeded, Unavailable
-from shoal_common.kv_transport.same_host import unpace
 from shoal_common.kv_transport.stream_frames import StreamBroken, TimedSocket
 from shoal_common.kv_transport.stream_pull import HolderRefused, Steps, StreamPull
+from shoal_common.same_host import unpace
 
 _IDLE_S = 60.0
 _MAX_IDLE = 4

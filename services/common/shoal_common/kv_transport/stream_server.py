@@ -14,7 +14,6 @@ from typing import Any
 from shoal_common.errors import MeshError, NotFound
 from shoal_common.kv_transport.exports import Export, ExportTable
 from shoal_common.kv_transport.local_calls import LocalCalls
-from shoal_common.kv_transport.same_host import unpace
 from shoal_common.kv_transport.stream_calls import CallConnection, StreamCall, answer_call_on, error_frame
 from shoal_common.kv_transport.stream_frames import (
     DataHead,
@@ -25,6 +24,7 @@ from shoal_common.kv_transport.stream_frames import (
     pack_frame,
 )
 from shoal_common.rpc.server import AddressInUse
+from shoal_common.same_host import unpace
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """gRPC as every service and client of the mesh uses it."""
 
-from shoal_common.rpc.channels import Channel, Channels, is_transport_failure
+from shoal_common.rpc.channels import SETTLE_S, Channel, Channels, is_transport_failure
 from shoal_common.rpc.interceptors import ServerInterceptor
 from shoal_common.rpc.readiness import Readiness
 from shoal_common.rpc.server import MAX_MESSAGE_BYTES, AddressInUse, RpcServer, Service
@@ -10,6 +10,7 @@ from shoal_common.rpc.status import from_rpc_error, from_status, has_error_info,
 __all__ = [
     "EXIT_USAGE",
     "MAX_MESSAGE_BYTES",
+    "SETTLE_S",
     "AddressInUse",
     "Channel",
     "Channels",

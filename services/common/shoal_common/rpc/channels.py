@@ -7,8 +7,12 @@ import math
 from typing import Any, cast
 
 import grpc
+from shoal.common.v1 import direct_service_pb2 as pb
+from shoal.common.v1.direct_service_pb2_grpc import DirectServiceStub
 
 from shoal_common.request_scope import REQUEST_ID_KEY, request_id
+from shoal_common.rpc.direct.client import DirectClient
+from shoal_common.rpc.direct.way import DirectWay
 from shoal_common.rpc.server import MAX_MESSAGE_BYTES
 from shoal_common.rpc.status import has_error_info
 from shoal_common.telemetry import inject
@@ -32,51 +36,95 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 _TRANSPORT_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
 _RETIRED_GRACE_S = 30.0
+SETTLE_S = 1.0
+"""So long a call that stays waits for a direct connection to be found."""
 
 
 class _Method:
-    """One method of a channel: adds metadata and insists on a deadline, then is the plain gRPC call."""
+    """One method of a channel: adds metadata and insists on a deadline, then is a direct call or the plain gRPC one."""
 
-    __slots__ = ("_inner", "_name")
+    __slots__ = ("_channel", "_deserialize", "_inner", "_kind", "_name", "_options", "_serialize")
 
-    def __init__(self, name: str, inner: Any) -> None:
-        self._name, self._inner = name, inner
+    def __init__(
+        self,
+        channel: Channel,
+        kind: str,
+        name: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        **options: Any,
+    ) -> None:
+        self._channel, self._kind, self._name, self._options = channel, kind, name, options
+        self._serialize, self._deserialize = request_serializer, response_deserializer
+        self._inner: Any = None
 
     def __call__(self, request: Any = None, *, timeout: float | None = None, metadata: Any = None, **more: Any) -> Any:
         if timeout is None:
             raise ValueError(f"{self._name} was called without a deadline (math.inf for a stream that has beats)")
-        headers = list(metadata or ())
-        headers += inject().items()
+        headers = inject()
         if request_id.get():
-            headers.append((REQUEST_ID_KEY, request_id.get()))
+            headers[REQUEST_ID_KEY] = request_id.get()
+        direct = self._channel.direct
+        if direct is not None and not metadata and not more:
+            return self._call_directly(direct, request, headers, timeout)
+        listed = [*(metadata or ()), *headers.items()]
+        if self._inner is None:
+            make = getattr(self._channel.inner, self._kind)
+            self._inner = make(self._name, self._serialize, self._deserialize, **self._options)
         seconds = None if math.isinf(timeout) else timeout
         if request is None:
-            return self._inner(timeout=seconds, metadata=headers, **more)
-        return self._inner(request, timeout=seconds, metadata=headers, **more)
+            return self._inner(timeout=seconds, metadata=listed, **more)
+        return self._inner(request, timeout=seconds, metadata=listed, **more)
+
+    def _call_directly(self, direct: DirectClient, request: Any, headers: dict[str, str], timeout_s: float) -> Any:
+        call = direct.open(
+            self._name,
+            request,
+            serialize=self._serialize or bytes,
+            deserialize=self._deserialize or bytes,
+            metadata=headers,
+            timeout_s=timeout_s,
+            takes_one=self._kind.startswith("unary"),
+        )
+        return call.only_answer() if self._kind.endswith("unary") else call
 
 
 class Channel:
-    """A grpc.aio channel for generated stubs: `KvCacheServiceStub(channel)`. Every call needs `timeout=` in seconds."""
+    """A grpc.aio channel for generated stubs: `KvCacheServiceStub(channel)`. Every call needs `timeout=` in seconds.
 
-    def __init__(self, address: str) -> None:
+    With `is_direct` calls go by a direct connection as soon as there is one, where the server takes them.
+    """
+
+    def __init__(self, address: str, *, is_direct: bool = False) -> None:
         self.address = address
-        self._inner = grpc.aio.insecure_channel(address, options=list(_OPTIONS))
+        self.inner = grpc.aio.insecure_channel(address, options=list(_OPTIONS))
+        self._way = DirectWay(address, self._locate) if is_direct else None
+
+    @property
+    def direct(self) -> DirectClient | None:
+        """The direct connection, if one is up; looks for one otherwise."""
+        return None if self._way is None else self._way.connection()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until it is known whether calls go directly. For calls that stay."""
+        if self._way is not None:
+            await self._way.settle(timeout_s)
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> _Method:
         """As grpc.aio.Channel."""
-        return _Method(method, self._inner.unary_unary(method, *args, **kwargs))
+        return _Method(self, "unary_unary", method, *args, **kwargs)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> _Method:
         """As grpc.aio.Channel."""
-        return _Method(method, self._inner.unary_stream(method, *args, **kwargs))
+        return _Method(self, "unary_stream", method, *args, **kwargs)
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> _Method:
         """As grpc.aio.Channel."""
-        return _Method(method, self._inner.stream_unary(method, *args, **kwargs))
+        return _Method(self, "stream_unary", method, *args, **kwargs)
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> _Method:
         """As grpc.aio.Channel."""
-        return _Method(method, self._inner.stream_stream(method, *args, **kwargs))
+        return _Method(self, "stream_stream", method, *args, **kwargs)
 
     def as_grpc(self) -> grpc.aio.Channel:
         """This channel under the type that generated stubs take."""
@@ -84,7 +132,14 @@ class Channel:
 
     async def close(self, grace_s: float | None = None) -> None:
         """Close; calls still running after `grace_s` are cancelled (at once if None)."""
-        await self._inner.close(grace_s)
+        if self._way is not None:
+            await self._way.close(grace_s or 0.0)
+        await self.inner.close(grace_s)
+
+    async def _locate(self, timeout_s: float) -> pb.LocateResponse:
+        stub: Any = DirectServiceStub(self.inner)
+        located: pb.LocateResponse = await stub.Locate(pb.LocateRequest(), timeout=timeout_s)
+        return located
 
 
 class Channels:
@@ -94,7 +149,9 @@ class Channels:
     instance is gone for good.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_direct: bool = False) -> None:
+        """is_direct: see Channel."""
+        self._is_direct = is_direct
         self._live: dict[str, Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -102,7 +159,7 @@ class Channels:
         """The channel to `address`."""
         channel = self._live.get(address)
         if channel is None:
-            channel = self._live[address] = Channel(address)
+            channel = self._live[address] = Channel(address, is_direct=self._is_direct)
         return channel
 
     def rebuild(self, broken: Channel) -> Channel:

@@ -55,9 +55,10 @@ class ServerInterceptor(_Base):
     ) -> Handler:
         """The handler found, wrapped; None as it is for an unknown method."""
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return handler
-        method = handler_call_details.method
+        return handler if handler is None else self.around(handler_call_details.method, handler)
+
+    def around(self, method: str, handler: Handler) -> Handler:
+        """The handler of a method, wrapped: a coroutine of request and context, which writes what it streams."""
         kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
         inner: Callable[..., Any] = getattr(handler, "_".join(kind))
         wrap = self._streaming if handler.response_streaming else self._unary

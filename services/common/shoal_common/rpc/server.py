@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from grpc_reflection.v1alpha import reflection
+from shoal.common.v1.direct_service_pb2_grpc import add_DirectServiceServicer_to_server
 
+from shoal_common.rpc.direct.method_table import MethodTable
+from shoal_common.rpc.direct.server import DirectServer
+from shoal_common.rpc.direct.servicer import FULL_NAME as DIRECT_SERVICE
+from shoal_common.rpc.direct.servicer import DirectServicer
 from shoal_common.rpc.health import Health
 from shoal_common.rpc.interceptors import ServerInterceptor
 from shoal_common.rpc.readiness import Readiness
@@ -60,28 +66,40 @@ class RpcServer:
         metrics: Metrics,
         has_reflection: bool = True,
         is_edge: bool = False,
+        has_direct: bool = False,
     ) -> None:
-        """is_edge: callers are outside of the mesh, see ServerInterceptor."""
+        """is_edge: callers are outside of the mesh, see ServerInterceptor.
+
+        has_direct: other services may call by direct connections too, on a port that the system chooses.
+        """
         self._services = tuple(services)
         self._listen_address = listen_address
         self._has_reflection = has_reflection
         self._health = Health([service.full_name for service in self._services], readiness)
         self._interceptor = ServerInterceptor(metrics, is_edge=is_edge)
         self._server: grpc.aio.Server | None = None
+        self._has_direct = has_direct
+        self._direct: DirectServer | None = None
 
     async def start(self) -> str:
         """Listen and serve. Returns the address, with the real port where 0 was asked for. Raises AddressInUse."""
         server = grpc.aio.server(interceptors=[self._interceptor], options=list(_OPTIONS))
         for service in self._services:
             service.add(service.servicer, server)
+        names = [service.full_name for service in self._services]
+        if self._has_direct:
+            self._direct = await self._start_direct()
+            add_DirectServiceServicer_to_server(DirectServicer(self._direct), server)
+            names.append(DIRECT_SERVICE)
         await self._health.start(server)
         if self._has_reflection:
-            names = [service.full_name for service in self._services]
             reflection.enable_server_reflection([*names, "grpc.health.v1.Health", reflection.SERVICE_NAME], server)
         try:
             port = server.add_insecure_port(self._listen_address)
         except RuntimeError as error:
             await self._health.stop()
+            if self._direct is not None:
+                await self._direct.stop(0)
             raise AddressInUse(f"cannot listen on {self._listen_address}; is another process there?") from error
         await server.start()
         self._server = server
@@ -91,5 +109,18 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, refuse new calls, wait at most `grace_s` for running ones, then cancel them."""
         await self._health.stop()
-        if self._server is not None:
-            await self._server.stop(grace_s)
+        ending = [one.stop(grace_s) for one in (self._direct, self._server) if one is not None]
+        await asyncio.gather(*ending)
+
+    async def _start_direct(self) -> DirectServer:
+        table = MethodTable()
+        for service in self._services:
+            service.add(service.servicer, table)
+        methods = {method: self._interceptor.around(method, one) for method, one in table.handlers.items()}
+        direct = DirectServer(methods)
+        host = self._listen_address.rpartition(":")[0]
+        try:
+            await direct.start(host.strip("[]"))
+        except OSError as error:
+            raise AddressInUse(f"no port for direct calls is free on {host}") from error
+        return direct

@@ -35,6 +35,7 @@ async def serve(
     stop: asyncio.Event | None = None,
     has_reflection: bool = True,
     is_edge: bool = False,
+    has_direct: bool = False,
     ready_fields: Mapping[str, str] | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`; then NOT_SERVING, `drain` within the grace, and the end.
@@ -42,6 +43,7 @@ async def serve(
     on_listening   called with the real address before the ready line: the time to announce oneself
     drain          finishes or moves what runs; cancelled when `drain_grace_s` is over
     is_edge        callers are outside of the mesh, see ServerInterceptor
+    has_direct     see RpcServer
     ready_fields   more of the ready line, e.g. the address of an HTTP edge
     The ready line goes to standard output once the ports are open: {"event": "ready", "service", "address", "admin"}.
     Raises SystemExit(2) with one line on standard error if a port is occupied.
@@ -57,6 +59,7 @@ async def serve(
         metrics=metrics,
         has_reflection=has_reflection,
         is_edge=is_edge,
+        has_direct=has_direct,
     )
     try:
         admin = AdminServer(listen_address=admin_address, readiness=readiness, render_metrics=metrics.render)
