@@ -15,6 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from shoal_common.tallies import Counts, Distribution
+
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 40.96)
 """Doublings from 10 ms to 41 s, finer below: the defaults of the libraries put every decode step into one bucket."""
 TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
@@ -50,6 +52,18 @@ class Metrics:
     ) -> Histogram:
         """A distribution; the buckets suit seconds unless others are given."""
         return Histogram(_full(name), text, labels, buckets=buckets, registry=self._registry)
+
+    def counts(self, name: str, text: str, labels: Sequence[str] = ()) -> Counts:
+        """As `counter`, of what one event loop counts often."""
+        made = Counts(_full(name), text, labels)
+        self._registry.register(made)
+        return made
+
+    def distribution(self, name: str, text: str, buckets: Sequence[float] = SECONDS_BUCKETS) -> Distribution:
+        """As `histogram`, of what one event loop observes often."""
+        made = Distribution(_full(name), text, buckets)
+        self._registry.register(made)
+        return made
 
     def observe(
         self, name: str, text: str, read: Callable[[], float], *, kind: Literal["counter", "gauge"] = "gauge"

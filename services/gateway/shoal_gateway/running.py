@@ -327,10 +327,9 @@ class Running:
         usage = self.usage()
         last_word = scheduler_messages.last_word(self._request_id, usage, is_complete=outcome == "ok")
         self._reserve.forget(self._request_id, last_word)
-        self._metrics.ended(outcome).inc()
+        self._metrics.requests.of(outcome).inc()
         self._metrics.output_tokens.inc(usage.completion_tokens)
-        if usage.cached_prompt_tokens:
-            self._metrics.cached_tokens.inc(usage.cached_prompt_tokens)
+        self._metrics.cached_tokens.inc(usage.cached_prompt_tokens)
         self._metrics.duration.observe(self._loop.time() - self._began_s)
         self.error, self.outcome = error, outcome
         self._on_change()

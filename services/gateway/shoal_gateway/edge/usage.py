@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from typing import Any
 
 from shoal_common import logs
 from shoal_common.telemetry import Metrics
@@ -24,10 +22,10 @@ class UsageBook:
     """Logs and counts. Invariant: every opened request is recorded once, however it ended."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._requests = metrics.counter(
+        self._requests = metrics.counts(
             "key_requests", "Requests opened, by key and how they ended", ("key", "outcome")
         )
-        self._tokens = metrics.counter(
+        self._tokens = metrics.counts(
             "key_tokens", "Tokens of ended requests, by key; input that was cached apart from the rest", ("key", "kind")
         )
         self._refusals = metrics.counter("key_refusals", "Requests refused by a limit of their key", ("key", "reason"))
@@ -35,20 +33,15 @@ class UsageBook:
         self._reloads = metrics.counter("api_key_reloads", "Changes of the keys file, taken or not", ("outcome",))
         self._keys = metrics.gauge("api_keys", "API keys in force")
         self._labels: set[str] = set()
-        # As many as there can be: labels are bounded, and outcomes are the reasons of our own errors.
-        self._requests_of = functools.cache(self._requests.labels)
-        self._tokens_of = functools.cache(self._tokens_by_kind)
 
     def record(self, key_id: str, api: str, one: Departure) -> None:
         """A request is over."""
         usage, label = one.usage, self._label(key_id)
-        self._requests_of(label, one.outcome).inc()
+        self._requests.of(label, one.outcome).inc()
         cached = usage.cached_prompt_tokens
-        for counter, count in zip(
-            self._tokens_of(label), (usage.prompt_tokens - cached, cached, usage.completion_tokens), strict=True
-        ):
-            if count:
-                counter.inc(count)
+        self._tokens.of(label, "input").inc(usage.prompt_tokens - cached)
+        self._tokens.of(label, "cached_input").inc(cached)
+        self._tokens.of(label, "output").inc(usage.completion_tokens)
         line = {
             "request_id": one.answer.request_id,
             "key": key_id,
@@ -78,9 +71,6 @@ class UsageBook:
     def reloaded(self, is_taken: bool) -> None:
         """The keys file changed."""
         self._reloads.labels("taken" if is_taken else "refused").inc()
-
-    def _tokens_by_kind(self, label: str) -> tuple[Any, ...]:
-        return tuple(self._tokens.labels(label, kind) for kind in ("input", "cached_input", "output"))
 
     def _label(self, key_id: str) -> str:
         if not key_id:
