@@ -55,6 +55,11 @@ class Exchange:
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
         self._connection: BoundedProtocol = scope["extensions"][CONNECTION]
+        self.write_now: Callable[[bytes], bool] = self._connection.write_now
+        """More of a body that has begun, if the client is not behind. False: nothing is written, `write` has to wait.
+
+        Saves the waiting of a stream whose client keeps up, which costs more than the writing.
+        """
         self.has_begun = False
         self.route = ""
         """The path as it is served, without version and name of a model."""
@@ -154,13 +159,6 @@ class Exchange:
         """More of the body; waits while the client is behind. Raises SlowReader."""
         if not self._connection.write_now(data, is_last=is_last):
             await self._bounded_send({"type": "http.response.body", "body": data, "more_body": not is_last})
-
-    def write_now(self, data: bytes) -> bool:
-        """More of a body that has begun, if the client is not behind. False: nothing is written, `write` has to wait.
-
-        Saves the waiting of a stream whose client keeps up, which costs more than the writing.
-        """
-        return self._connection.write_now(data)
 
     async def abort(self) -> None:
         """Drop the connection, whatever is still unsent."""

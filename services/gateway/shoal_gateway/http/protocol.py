@@ -148,8 +148,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
         headers   the server's own, which need no check; none that frames the body or ends the connection
         """
-        cycle = self._free_cycle()
-        if cycle is None or cycle.response_started or cycle.scope["method"] == "HEAD":
+        cycle = self._running
+        if cycle is None or cycle.response_started or cycle.scope["method"] == "HEAD" or not self._can_write(cycle):
             return False
         cycle.response_started = cycle.chunked_encoding = True
         cycle.waiting_for_100_continue = False
@@ -165,20 +165,18 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def write_now(self, data: bytes, *, is_last: bool = False) -> bool:
-        """More of a chunked body, unless the client is behind; says whether it did."""
-        cycle = self._free_cycle()
-        if cycle is None or not cycle.chunked_encoding:
+        """More of a chunked body, unless the client is behind; says whether it did. Once per token of a stream."""
+        cycle = self._running
+        if cycle is None or not cycle.chunked_encoding or not self._can_write(cycle):
             return False
         chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        if not is_last:
-            self.transport.write(chunk)
-            return True
-        self.transport.write(chunk + b"0\r\n\r\n")
-        cycle.response_complete = True
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            self.transport.close()
-        cycle.on_response()
+        self.transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
+        if is_last:
+            cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                self.transport.close()
+            cycle.on_response()
         return True
 
     def abort(self) -> None:
@@ -201,12 +199,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _free_cycle(self) -> RequestResponseCycle | None:
-        """The request that is being answered, if more of its answer can be written."""
-        cycle = self._running
-        if cycle is None or cycle.disconnected or cycle.response_complete:
-            return None
-        return None if self.flow.write_paused or self.transport.is_closing() else cycle
+    def _can_write(self, cycle: RequestResponseCycle) -> bool:
+        """Its answer is wanted, and the client has taken what was written before."""
+        is_over = cycle.disconnected or cycle.response_complete
+        return not (is_over or self.flow.write_paused or self.transport.is_closing())
 
     def _refuse_head(self) -> NoReturn:
         self._is_head_too_large = True
