@@ -15,15 +15,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from shoal_common.tallies import Counts, Distribution
+
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 40.96)
 """Doublings from 10 ms to 41 s, finer below: the defaults of the libraries put every decode step into one bucket."""
 TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 """Powers of four, as the GenAI conventions recommend."""
 NAMESPACE = "shoal"
 TRACER = trace.get_tracer("shoal")
-_TRACE_KEY = "traceparent"
+_TRACE_KEY, _STATE_KEY = "traceparent", "tracestate"
 _is_exporting = False
-TRACE_KEYS = ("traceparent", "tracestate")
+TRACE_KEYS = (_TRACE_KEY, _STATE_KEY)
 """All that is taken of the context of a caller from outside."""
 
 
@@ -50,6 +52,18 @@ class Metrics:
     ) -> Histogram:
         """A distribution; the buckets suit seconds unless others are given."""
         return Histogram(_full(name), text, labels, buckets=buckets, registry=self._registry)
+
+    def counts(self, name: str, text: str, labels: Sequence[str] = ()) -> Counts:
+        """As `counter`, of what one event loop counts often."""
+        made = Counts(_full(name), text, labels)
+        self._registry.register(made)
+        return made
+
+    def distribution(self, name: str, text: str, buckets: Sequence[float] = SECONDS_BUCKETS) -> Distribution:
+        """As `histogram`, of what one event loop observes often."""
+        made = Distribution(_full(name), text, buckets)
+        self._registry.register(made)
+        return made
 
     def observe(
         self, name: str, text: str, read: Callable[[], float], *, kind: Literal["counter", "gauge"] = "gauge"
@@ -85,7 +99,7 @@ def _full(name: str) -> str:
 
 
 def configure_tracing(*, service: str, instance: str, otlp_endpoint: str | None) -> TracerProvider:
-    """Install the process's tracer. Without an endpoint spans get ids (for logs and propagation) but are not recorded.
+    """Install the process's tracer. Without an endpoint spans may get ids, for logs and propagation; none is recorded.
 
     The sampling decision of a caller is followed. Call once; `shutdown()` of the result flushes.
     """
@@ -106,9 +120,12 @@ def configure_tracing(*, service: str, instance: str, otlp_endpoint: str | None)
 
 def inject() -> dict[str, str]:
     """Headers (`traceparent`, ...) that carry the current trace context to another process."""
-    headers: dict[str, str] = {}
-    if otel_context.get_current():
-        propagate.inject(headers)
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return {}
+    headers = {_TRACE_KEY: f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"}
+    if span.trace_state:
+        headers[_STATE_KEY] = span.trace_state.to_header()
     return headers
 
 
@@ -120,3 +137,12 @@ def may_record(headers: Mapping[str, str]) -> bool:
 def extract(headers: Mapping[str, str]) -> otel_context.Context:
     """The trace context that `inject` put into headers; an empty one if there is none."""
     return propagate.extract(headers)
+
+
+def follow(headers: Mapping[str, str]) -> None:
+    """What the running task logs and calls belongs to the caller's trace from now on, if there is one.
+
+    For work whose span nobody may see, at a fraction of a span's cost. The task's context ends with it.
+    """
+    if headers.get(_TRACE_KEY):
+        otel_context.attach(extract(headers))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from deepseek_recipe import Tokenizer
 from shoal.common.v1 import sampling_pb2
@@ -149,6 +148,19 @@ class Answer:
         self.close()
 
 
+class Accepting:
+    """A place that is held inside of the block."""
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._count(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._count(-1)
+
+
 class Answers:
     """Opens answers. Invariant: at most `max_in_flight` requests are held; none is accepted while draining."""
 
@@ -172,26 +184,25 @@ class Answers:
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+        metrics.in_flight.set_function(lambda: self.in_flight)
 
     @property
     def in_flight(self) -> int:
         """Requests held now, from the moment they are accepted."""
         return len(self._held) + self._preparing
 
-    @contextlib.contextmanager
-    def accepting(self) -> Iterator[None]:
+    def accepting(self) -> Accepting:
         """Holds a place while the body is read, encoded and opened. Raises Overloaded or Draining before any of it."""
         if self._is_draining:
             raise Draining("the gateway is leaving", retry_after_s=1.0)
         if self.in_flight >= self._max_in_flight:
             raise self._overloaded()
-        self._preparing += 1
+        return Accepting(self._count_preparing)
+
+    def _count_preparing(self, change: int) -> None:
+        self._preparing += change
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._preparing -= 1
-            self._tell_idle()
+        self._tell_idle()
 
     async def open(self, prepared: Prepared) -> Answer:
         """Begin to answer an accepted request."""
@@ -268,6 +279,5 @@ class Answers:
         self._tell_idle()
 
     def _tell_idle(self) -> None:
-        self._metrics.in_flight.set(self.in_flight)
         if not self.in_flight:
             self._idle.set()

@@ -67,16 +67,32 @@ class ChatFields:
     user_id: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Extension:
+    """What `shoal` holds, as in ChatFields."""
+
+    seed: int | None = None
+    as_sent: bool = False
+    ignore_eos: bool | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    forced_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    cache_points: tuple[int, ...] = ()
+    ebnf: str | None = None
+    is_exact: bool = False
+
+
+_NO_EXTENSION = _Extension()
+
+
 def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     """The fields of a chat completion request. Raises InvalidArgument, which names the field."""
     top = Fields(body)
-    extension = top.mapping("shoal") or Fields({})
-    extension.refuse_unknown(_EXTENSION)
+    extension = _read_extension(top, vocab_size) if body.get("shoal") is not None else _NO_EXTENSION
     max_tokens = top.integer("max_completion_tokens", 1, MAX_TOKENS)
     old_max_tokens = top.integer("max_tokens", 1, MAX_TOKENS)
-    ignore_eos = extension.boolean("ignore_eos")
     options = top.mapping("stream_options")
-    seed = extension.integer("seed", 0, MAX_SEED)
     sent_seed = top.integer("seed", 0, MAX_SEED)
     top_p = top.number("top_p", 0, 1)
     if top_p == 0.0:
@@ -91,20 +107,20 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
     return ChatFields(
         model=model,
         choice_count=top.integer("n", 1, MAX_CHOICES) or 1,
-        seed=sent_seed if seed is None else seed,
+        seed=sent_seed if extension.seed is None else extension.seed,
         max_tokens=wanted,
         min_tokens=min_tokens,
         is_stream=top.boolean("stream") or False,
         include_usage=bool(options and options.boolean("include_usage")),
-        as_sent=_is_as_sent(extension),
-        ignore_eos=bool(top.boolean("ignore_eos") if ignore_eos is None else ignore_eos),
-        stop_token_ids=tuple(extension.token_ids("stop_token_ids", vocab_size, MAX_STOP_TOKENS) or ()),
-        bad_words=_bad_words(extension, vocab_size),
-        forced_ids=tuple(extension.token_ids("forced_ids", vocab_size, MAX_FORCED_IDS) or ()),
-        prompt_logprobs=extension.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
-        cache_points=_cache_points(extension),
-        ebnf=extension.text("ebnf", MAX_TEXT_BYTES),
-        is_exact=_is_exact(extension),
+        as_sent=extension.as_sent,
+        ignore_eos=bool(top.boolean("ignore_eos") if extension.ignore_eos is None else extension.ignore_eos),
+        stop_token_ids=extension.stop_token_ids,
+        bad_words=extension.bad_words,
+        forced_ids=extension.forced_ids,
+        prompt_logprobs=extension.prompt_logprobs,
+        cache_points=extension.cache_points,
+        ebnf=extension.ebnf,
+        is_exact=extension.is_exact,
         is_parallel=top.boolean("parallel_tool_calls") is not False,
         effort_number=top.effort_number("reasoning_effort"),
         temperature=top.number("temperature", 0, 2),
@@ -116,6 +132,23 @@ def read_chat_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
         repetition_penalty=top.number("repetition_penalty", 0.01, 100),
         logit_bias=_logit_bias(body, vocab_size),
         user_id=top.text("user_id", MAX_USER_ID_BYTES) or "",
+    )
+
+
+def _read_extension(top: Fields, vocab_size: int) -> _Extension:
+    extension = top.mapping("shoal") or Fields({})
+    extension.refuse_unknown(_EXTENSION)
+    return _Extension(
+        seed=extension.integer("seed", 0, MAX_SEED),
+        as_sent=_is_as_sent(extension),
+        ignore_eos=extension.boolean("ignore_eos"),
+        stop_token_ids=tuple(extension.token_ids("stop_token_ids", vocab_size, MAX_STOP_TOKENS) or ()),
+        bad_words=_bad_words(extension, vocab_size),
+        forced_ids=tuple(extension.token_ids("forced_ids", vocab_size, MAX_FORCED_IDS) or ()),
+        prompt_logprobs=extension.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
+        cache_points=_cache_points(extension),
+        ebnf=extension.text("ebnf", MAX_TEXT_BYTES),
+        is_exact=_is_exact(extension),
     )
 
 

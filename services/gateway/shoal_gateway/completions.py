@@ -17,7 +17,7 @@ from shoal_gateway.constraint import of_response_format, with_grammar
 from shoal_gateway.echo import Echo
 from shoal_gateway.encode import LARGE_BODY_BYTES, Encoder, Prepared
 from shoal_gateway.fill_in_the_middle import find_fim_tokens
-from shoal_gateway.refusals import naming_what_is_too_long
+from shoal_gateway.refusals import ContextLengthExceeded, too_long
 from shoal_gateway.sampling import fit_context, set_min_tokens, text_params
 from shoal_gateway.text import detokenize, plain_recipe
 
@@ -94,8 +94,10 @@ class CompletionEncoder:
         params = sampling_pb2.SamplingParams()
         params.CopyFrom(template.params)
         context = self._encoder.context_tokens
-        with naming_what_is_too_long(field, "max_tokens"):
+        try:
             params.max_tokens = fit_context(len(ids), common.max_tokens, DEFAULT_MAX_TOKENS, context)
+        except ContextLengthExceeded as error:
+            raise too_long(error, field, "max_tokens") from None
         set_min_tokens(params, common.min_tokens)
         return Prepared(
             prompt_ids=ids,

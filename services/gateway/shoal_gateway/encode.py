@@ -29,7 +29,7 @@ from shoal_gateway.constraint import AskedConstraint, of_conversation, with_gram
 from shoal_gateway.dialect import CHAT_DIALECT, Dialect
 from shoal_gateway.output_shape import OutputShape
 from shoal_gateway.recipe_calls import convert, of_recipe
-from shoal_gateway.refusals import naming_what_is_too_long
+from shoal_gateway.refusals import ContextLengthExceeded, too_long
 from shoal_gateway.sampling import as_asked, chat_params, fit_context
 from shoal_gateway.served_model import ServedModel
 from shoal_gateway.text import OutputRecipe
@@ -154,7 +154,8 @@ class Encoder:
             max_tokens=self._max_tokens(converted, fields, len(ids), dialect, body),
             seed=self._draw_seed() if fields.seed is None else fields.seed,
         )
-        add_bad_words(params, fields.bad_words, self.tokenizer)
+        if fields.bad_words:
+            add_bad_words(params, fields.bad_words, self.tokenizer)
         request = Prepared(
             prompt_ids=ids,
             params=params,
@@ -163,21 +164,7 @@ class Encoder:
             output=conversation.output(self.model.eos_id, fields.stop_token_ids),
             is_exact=fields.is_exact,
             cache_points=self.cache_points(conversation, fields.cache_points, "shoal.cache_points"),
-            constraint=with_grammar(
-                of_conversation(
-                    converted,
-                    fields=dialect.constraint_fields,
-                    sent_schemas=dialect.tool_schemas(body),
-                    strict_tools=of_recipe(lambda: dialect.strict_tools(body, self._options)),
-                    is_parallel=fields.is_parallel,
-                    demands_call=dialect.demands_call(body),
-                    content_schema=dialect.content_schema(body),
-                    start_after_ids=self.thinking_end(converted),
-                ),
-                fields.ebnf,
-                has_tools=bool(converted.conversation.tools),
-                start_after_ids=self.thinking_end(converted),
-            ),
+            constraint=self._constraint(dialect, fields, body, converted),
         )
         return PreparedChat(
             request=request, model=fields.model, is_stream=fields.is_stream, include_usage=fields.include_usage
@@ -200,6 +187,8 @@ class Encoder:
 
     def cache_points(self, encoded: EncodedConversation, messages: Sequence[int], field: str) -> tuple[int, ...]:
         """Prompt tokens after these messages, by index, ascending. Raises InvalidArgument, which names the `field`."""
+        if not messages:
+            return ()
 
         def encode(conversation: Conversation) -> list[int]:
             return self._encode(conversation, encoded.effort_number)
@@ -231,6 +220,28 @@ class Encoder:
     def _as_user(self, text: str) -> list[int]:
         return self._encoding.encode(Conversation([UserMessage(text)], thinking_mode=False))
 
+    def _constraint(
+        self, dialect: Dialect, fields: ChatFields, body: dict[str, Any], converted: ConversationRequest
+    ) -> AskedConstraint | None:
+        content_schema = dialect.content_schema(body)
+        wanted = converted.inference_options.output_constraint
+        if wanted is None and content_schema is None and fields.ebnf is None and not body.get("tools"):
+            # Free text, as most answers are.
+            return None
+        start_after_ids = self.thinking_end(converted)
+        asked = of_conversation(
+            converted,
+            fields=dialect.constraint_fields,
+            sent_schemas=dialect.tool_schemas(body),
+            strict_tools=of_recipe(lambda: dialect.strict_tools(body, self._options)),
+            is_parallel=fields.is_parallel,
+            demands_call=dialect.demands_call(body),
+            content_schema=content_schema,
+            start_after_ids=start_after_ids,
+        )
+        has_tools = bool(converted.conversation.tools)
+        return with_grammar(asked, fields.ebnf, has_tools=has_tools, start_after_ids=start_after_ids)
+
     def _max_tokens(
         self,
         converted: ConversationRequest,
@@ -240,9 +251,12 @@ class Encoder:
         body: dict[str, Any],
     ) -> int:
         context = self.context_tokens
-        names = dialect.max_tokens_fields
-        with naming_what_is_too_long(dialect.prompt_field, next((one for one in names if body.get(one)), names[0])):
+        try:
             default = fit_context(prompt_tokens, fields.max_tokens, context, context)
+        except ContextLengthExceeded as error:
+            names = dialect.max_tokens_fields
+            asked = next((one for one in names if body.get(one)), names[0])
+            raise too_long(error, dialect.prompt_field, asked) from None
         if fields.max_tokens is not None:
             return default
         return of_recipe(lambda: converted.resolve_max_tokens(prompt_tokens, context))

@@ -14,7 +14,7 @@ from shoal_common.errors import InvalidArgument
 from shoal_gateway.chat_fields import MAX_CACHE_POINTS, MAX_CHOICES, MAX_TOKENS, MAX_USER_ID_BYTES, RECIPE_MODEL
 from shoal_gateway.constraint import of_message
 from shoal_gateway.encode import EncodedConversation, Encoder, Prepared
-from shoal_gateway.refusals import naming_what_is_too_long
+from shoal_gateway.refusals import ContextLengthExceeded, too_long
 from shoal_gateway.sampling import check_params, check_prompt_ids, fit_context
 from shoal_gateway.text import OutputRecipe, plain_recipe
 
@@ -71,8 +71,11 @@ def prepare_now(generation: generation_pb2.Generation, encoder: Encoder) -> Prep
         constraint = of_message(generation.constraint, "generation.constraint", start)
     context = encoder.context_tokens
     wanted = params.max_tokens if params.HasField("max_tokens") else None
-    with naming_what_is_too_long(f"generation.{generation.WhichOneof('prompt')}", "generation.sampling.max_tokens"):
+    try:
         params.max_tokens = fit_context(len(ids), wanted, MAX_TOKENS, context)
+    except ContextLengthExceeded as error:
+        prompt = f"generation.{generation.WhichOneof('prompt')}"
+        raise too_long(error, prompt, "generation.sampling.max_tokens") from None
     if params.min_tokens > params.max_tokens:
         raise InvalidArgument.at("generation.sampling.min_tokens", f"must be at most max_tokens, {params.max_tokens}")
     if not params.HasField("seed"):

@@ -9,13 +9,13 @@ class GatewayMetrics:
     """Metrics of requests, whatever API shape they came by."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.requests = metrics.counter("requests", "Requests ended, by how", ("outcome",))
+        self.requests = metrics.counts("requests", "Requests ended, by how", ("outcome",))
         self.in_flight = metrics.gauge("in_flight_requests", "Requests accepted and not ended")
-        self.ttft = metrics.histogram("ttft_seconds", "From the acceptance of a request to its first output")
-        self.duration = metrics.histogram("request_duration_seconds", "From the acceptance of a request to its end")
-        self.prompt_tokens = metrics.histogram("prompt_tokens", "Prompt tokens per request", buckets=TOKEN_BUCKETS)
-        self.output_tokens = metrics.counter("output_tokens", "Output tokens of ended requests")
-        self.cached_tokens = metrics.counter("cached_prompt_tokens", "Prompt tokens loaded from the KV cache")
+        self.ttft = metrics.distribution("ttft_seconds", "From the acceptance of a request to its first output")
+        self.duration = metrics.distribution("request_duration_seconds", "From the acceptance of a request to its end")
+        self.prompt_tokens = metrics.distribution("prompt_tokens", "Prompt tokens per request", buckets=TOKEN_BUCKETS)
+        self.output_tokens = metrics.counts("output_tokens", "Output tokens of ended requests").of()
+        self.cached_tokens = metrics.counts("cached_prompt_tokens", "Prompt tokens loaded from the KV cache").of()
         self.refused_attempts = metrics.counter(
             "refused_attempts", "Placements that a worker did not take", ("reason",)
         )

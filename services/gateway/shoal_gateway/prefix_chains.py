@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ MAX_PAIRS = 4
 _SHARE_CHARS = 16
 _LARGE_PROMPT_TOKENS = 16 * 1024
 """From here on hashing takes more than a millisecond: it goes to a thread."""
+_KNOWN = 4096
+"""Tenants and their users whose roots and tags are at hand; of the others they are made anew."""
 
 
 class FairShare(NamedTuple):
@@ -28,6 +31,8 @@ class PrefixChains:
 
     def __init__(self, cache_secret: str) -> None:
         self._secret = cache_secret
+        self._root_of = functools.lru_cache(maxsize=_KNOWN)(self._make_root)
+        self._tag_of = functools.lru_cache(maxsize=_KNOWN)(self._make_tag)
         self._pair_of: dict[str, tuple[str, str]] = {}
         self._pairs: list[tuple[str, str]] = []
 
@@ -48,12 +53,11 @@ class PrefixChains:
 
     def root(self, *, kv_id: str, numerics_id: str, tenant: str, user_id: str) -> bytes:
         """Root of the chains of one user of a tenant under one pair, 32 bytes."""
-        salt = identity.tenant_salt(self._secret, tenant=tenant, user_id=user_id)
-        return identity.root_hash(kv_id=kv_id, numerics_id=numerics_id, tenant_salt=salt)
+        return self._root_of(kv_id, numerics_id, tenant, user_id)
 
     def tenant_tag(self, tenant: str) -> bytes:
         """Whose entries these are, 32 bytes. Without API keys there is one tenant, of the empty name."""
-        return identity.tenant_tag(self._secret, tenant=tenant)
+        return self._tag_of(tenant)
 
     def fair_share(self, tenant: str, user_id: str) -> FairShare:
         """By which names the scheduler shares its queue out. Without API keys every user is a tenant."""
@@ -62,13 +66,20 @@ class PrefixChains:
         return FairShare(self._opaque(tenant), self._opaque(user_id))
 
     def _opaque(self, name: str) -> str:
-        return identity.tenant_tag(self._secret, tenant=name).hex()[:_SHARE_CHARS] if name else ""
+        return self._tag_of(name).hex()[:_SHARE_CHARS] if name else ""
 
     async def of_prompt(self, prompt_ids: Sequence[int], *, tenant: str, user_id: str) -> list[pb.HashChain]:
         """The prompt's chains, newest pair first, at most MAX_PAIRS."""
         if len(prompt_ids) < _LARGE_PROMPT_TOKENS:
             return self._hash(prompt_ids, tenant, user_id)
         return await asyncio.to_thread(self._hash, prompt_ids, tenant, user_id)
+
+    def _make_root(self, kv_id: str, numerics_id: str, tenant: str, user_id: str) -> bytes:
+        salt = identity.tenant_salt(self._secret, tenant=tenant, user_id=user_id)
+        return identity.root_hash(kv_id=kv_id, numerics_id=numerics_id, tenant_salt=salt)
+
+    def _make_tag(self, tenant: str) -> bytes:
+        return identity.tenant_tag(self._secret, tenant=tenant)
 
     def _hash(self, prompt_ids: Sequence[int], tenant: str, user_id: str) -> list[pb.HashChain]:
         chains = []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from shoal_common.errors import (
     DeadlineExceeded,
     FieldViolation,
@@ -28,16 +25,11 @@ class ContextLengthExceeded(InvalidArgument):
     reason = "CONTEXT_LENGTH_EXCEEDED"
 
 
-@contextlib.contextmanager
-def naming_what_is_too_long(prompt_field: str, max_tokens_field: str) -> Iterator[None]:
-    """A ContextLengthExceeded that leaves the block names the prompt if that alone is too long, else the length asked
-    for."""
-    try:
-        yield
-    except ContextLengthExceeded as error:
-        has_room = int(error.metadata["prompt_tokens"]) < int(error.metadata["context_tokens"])
-        error.violations = (FieldViolation(max_tokens_field if has_room else prompt_field, error.message),)
-        raise
+def too_long(error: ContextLengthExceeded, prompt_field: str, max_tokens_field: str) -> ContextLengthExceeded:
+    """`error` naming the prompt if that alone is too long, else the length asked for."""
+    has_room = int(error.metadata["prompt_tokens"]) < int(error.metadata["context_tokens"])
+    error.violations = (FieldViolation(max_tokens_field if has_room else prompt_field, error.message),)
+    return error
 
 
 class NeverFits(InvalidArgument):

@@ -90,11 +90,9 @@ class Running:
         self._context = contextvars.copy_context()
         self._traceparent = inject().get("traceparent", "")
         self._began_s = self._loop.time()
+        self._timeouts = timeouts
         self._deadline_s = self._began_s + timeouts.total_s
-        self._timers = [
-            self._loop.call_later(timeouts.start_s, self._start_expired, timeouts.start_s),
-            self._loop.call_at(self._deadline_s, self._expired, timeouts.total_s),
-        ]
+        self._timer = self._loop.call_later(min(timeouts.start_s, timeouts.total_s), self._start_expired)
         self._task: asyncio.Task[None] | None = None
         self._link: WorkerLink | None = None
         self._worker_id = ""
@@ -110,6 +108,8 @@ class Running:
         self.step_count = 0
         self.through: WritesThrough | None = None
         """Takes tokens past the reader where it can."""
+        self._last_usage: sampling_pb2.Usage | None = None
+        """Of an answer that was read to its end: nothing changes it any more."""
 
     @property
     def request_id(self) -> str:
@@ -123,18 +123,25 @@ class Running:
 
     def usage(self) -> sampling_pb2.Usage:
         """What it used up to now; output counts what was read, up to the end of each choice."""
-        return sampling_pb2.Usage(
+        if self._last_usage is not None:
+            return self._last_usage
+        completion_tokens = sum(self._reader.counts)
+        usage = sampling_pb2.Usage(
             prompt_tokens=len(self._prepared.prompt_ids),
-            completion_tokens=sum(self._reader.counts),
+            completion_tokens=completion_tokens,
             cached_prompt_tokens=self.cached_tokens,
-            reasoning_tokens=min(self._reader.reasoning_tokens, sum(self._reader.counts)),
-            draft_tokens=sum(self.drafts.verified),
-            accepted_draft_tokens=sum(self.drafts.accepted),
+            reasoning_tokens=min(self._reader.reasoning_tokens, completion_tokens),
             decode_step_count=self.step_count,
-            drafted_by_position=self.drafts.drafted,
-            verified_by_position=self.drafts.verified,
-            accepted_by_position=self.drafts.accepted,
         )
+        drafts = self.drafts
+        if drafts.drafted:
+            usage.draft_tokens, usage.accepted_draft_tokens = sum(drafts.verified), sum(drafts.accepted)
+            usage.drafted_by_position.extend(drafts.drafted)
+            usage.verified_by_position.extend(drafts.verified)
+            usage.accepted_by_position.extend(drafts.accepted)
+        if self._reader.is_finished:
+            self._last_usage = usage
+        return usage
 
     def start(self) -> None:
         """Ask for a placement."""
@@ -289,7 +296,8 @@ class Running:
             # The worker ends the call once it knows that nothing is missing any more.
             for choice_index, next_index in enumerate(self._received):
                 self._acknowledge(choice_index, next_index, is_end=True)
-            self._timers.append(self._loop.call_later(_CLOSING_S, self._task.cancel))
+            self._timer.cancel()
+            self._timer = self._loop.call_later(_CLOSING_S, self._task.cancel)
 
     def fail(self, error: MeshError) -> None:
         """The request is over without an answer."""
@@ -363,12 +371,11 @@ class Running:
         if self._is_over:
             return
         self._is_over = True
-        for timer in self._timers:
-            timer.cancel()
+        self._timer.cancel()
         usage = self.usage()
         last_word = scheduler_messages.last_word(self._request_id, usage, is_complete=outcome == "ok")
         self._reserve.forget(self._request_id, last_word)
-        self._metrics.requests.labels(outcome).inc()
+        self._metrics.requests.of(outcome).inc()
         self._metrics.output_tokens.inc(usage.completion_tokens)
         self._metrics.cached_tokens.inc(usage.cached_prompt_tokens)
         self._metrics.duration.observe(self._loop.time() - self._began_s)
@@ -390,9 +397,14 @@ class Running:
             self.step_count += 1
             self._last_step = step
 
-    def _start_expired(self, start_s: float) -> None:
-        if not self.session.journal.has_output:
+    def _start_expired(self) -> None:
+        """No later than this an answer has begun. One that has gets the rest of its time."""
+        if not self.session.journal.has_output and self._timeouts.start_s <= self._timeouts.total_s:
+            start_s = self._timeouts.start_s
             self.fail(NoCapacity(f"inference has not begun in {start_s:g} s", reason="DEADLINE", retry_after_s=5.0))
+        else:
+            self._timer = self._loop.call_at(self._deadline_s, self._expired)
 
-    def _expired(self, total_s: float) -> None:
+    def _expired(self) -> None:
+        total_s = self._timeouts.total_s
         self.fail(DeadlineExceeded(f"the answer took longer than {total_s:g} s", timeout_s=total_s))

@@ -50,14 +50,15 @@ def chat_params(
     """
     params = _plain_params(fields, prompt_logprobs=fields.prompt_logprobs, seed=seed)
     params.max_tokens = max_tokens
-    set_min_tokens(params, fields.min_tokens)
+    if fields.min_tokens:
+        set_min_tokens(params, fields.min_tokens)
     if recipe.logprobs:
         params.top_logprobs = recipe.top_logprobs or 0
     if fields.as_sent:
         _set_sent(params, fields)
     else:
         params.temperature = _double(recipe.temperature, fields.temperature)
-        _set_top_p(params, _double(recipe.top_p, fields.top_p))
+        params.top_p = _double(recipe.top_p, fields.top_p)
     if fields.as_sent or not is_thinking:
         _extras(params, fields)
     return params
@@ -77,9 +78,9 @@ def text_params(
 
 def _plain_params(fields: ChatFields, *, prompt_logprobs: int | None, seed: int) -> sampling_pb2.SamplingParams:
     """What no API rewrites."""
-    params = sampling_pb2.SamplingParams(seed=seed, ignore_eos=fields.ignore_eos)
-    params.stop_token_ids.extend(fields.stop_token_ids)
-    params.forced_ids.extend(fields.forced_ids)
+    params = sampling_pb2.SamplingParams(
+        seed=seed, ignore_eos=fields.ignore_eos, stop_token_ids=fields.stop_token_ids, forced_ids=fields.forced_ids
+    )
     if prompt_logprobs is not None:
         params.prompt_logprobs = prompt_logprobs
     return params
@@ -95,19 +96,22 @@ def set_min_tokens(params: sampling_pb2.SamplingParams, min_tokens: int | None) 
 
 def _set_sent(params: sampling_pb2.SamplingParams, fields: ChatFields) -> None:
     params.temperature = 1.0 if fields.temperature is None else fields.temperature
-    _set_top_p(params, 1.0 if fields.top_p is None else fields.top_p)
-
-
-def _set_top_p(params: sampling_pb2.SamplingParams, top_p: float) -> None:
-    params.top_p = top_p
+    params.top_p = 1.0 if fields.top_p is None else fields.top_p
 
 
 def _extras(params: sampling_pb2.SamplingParams, fields: ChatFields) -> None:
-    for name in ("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-        value = getattr(fields, name)
-        if value is not None:
-            setattr(params, name, value)
-    params.logit_bias.update(fields.logit_bias)
+    if fields.top_k is not None:
+        params.top_k = fields.top_k
+    if fields.min_p is not None:
+        params.min_p = fields.min_p
+    if fields.presence_penalty is not None:
+        params.presence_penalty = fields.presence_penalty
+    if fields.frequency_penalty is not None:
+        params.frequency_penalty = fields.frequency_penalty
+    if fields.repetition_penalty is not None:
+        params.repetition_penalty = fields.repetition_penalty
+    if fields.logit_bias:
+        params.logit_bias.update(fields.logit_bias)
 
 
 def check_params(params: sampling_pb2.SamplingParams, *, vocab_size: int, path: str) -> None:
@@ -209,6 +213,8 @@ def applied(params: sampling_pb2.SamplingParams) -> dict[str, float | int | bool
 def _double(single: float | None, sent: float | None) -> float:
     """The recipe computes in single precision; the client's own double, or the shortest decimal, means the same."""
     if single is None:
+        return 1.0
+    if single == 1.0 and sent is None:
         return 1.0
     if sent is not None and struct.unpack("f", struct.pack("f", sent))[0] == single:
         return sent

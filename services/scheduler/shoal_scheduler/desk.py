@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 from shoal_common.errors import ResourceExhausted, SlowReader
 from shoal_common.load import LoadReport
-from shoal_common.telemetry import TRACER, extract
+from shoal_common.telemetry import TRACER, extract, may_record
 
 from shoal_scheduler.core.messages import Outgoing, Placement
 from shoal_scheduler.core.scheduler import Scheduler
@@ -137,10 +137,13 @@ class Desk:
             return
         waited_s = max(0.0, now_s - lease.arrival_s)
         self._metrics.waited(waited_s)
+        headers = {"traceparent": lease.spec.traceparent}
+        if not may_record(headers):
+            return
         end_ns = time.time_ns()
         span = TRACER.start_span(
             "shoal.scheduler.place",
-            context=extract({"traceparent": lease.spec.traceparent}),
+            context=extract(headers),
             kind=SpanKind.INTERNAL,
             start_time=end_ns - round(waited_s * 1e9),
             attributes={"request_id": request_id, "expected_hit_tokens": placement.expected_hit_tokens},

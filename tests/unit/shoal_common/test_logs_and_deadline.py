@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextvars
 import io
 import json
 import logging
@@ -37,6 +38,43 @@ def test_a_record_is_one_json_line_with_its_extras_and_ids() -> None:
     assert {"service": "pond", "instance": "pond-1", "level": "INFO", "event": "preempted"}.items() <= first.items()
     assert (first["blocks"], first["request_id"]) == (3, "r-1")
     assert "RuntimeError: broken" in second["traceback"]
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_a_line_without_a_record_is_the_one_with_it() -> None:
+    out = io.StringIO()
+    logs.configure(service="pond", instance="pond-1", level="INFO", stream=out)
+    token = request_id.set("r-1")
+    try:
+        logging.getLogger("x").info("usage", extra={"tokens": 3})
+        logs.tell(logging.getLogger("x"), "usage", {"tokens": 3})
+        logs.set_level("WARNING")
+        logs.tell(logging.getLogger("x"), "below the level", {})
+    finally:
+        request_id.reset(token)
+    first, second = (json.loads(line) for line in out.getvalue().splitlines())
+    assert list(first) == list(second)
+    assert {**first, "time": ""} == {**second, "time": ""}
+    assert len(first["time"]) == len(second["time"]) == len("2026-01-01T00:00:00.000Z")
+
+
+def test_a_line_goes_to_other_handlers_as_a_record(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        logs.tell(logging.getLogger("x"), "usage", {"tokens": 3})
+    assert [(one.getMessage(), one.__dict__["tokens"]) for one in caplog.records] == [("usage", 3)]
+
+
+def test_the_callers_trace_is_followed_and_none_is_made_up() -> None:
+    def injected(headers: dict[str, str]) -> dict[str, str]:
+        def run() -> dict[str, str]:
+            telemetry.follow(headers)
+            return telemetry.inject()
+
+        return contextvars.copy_context().run(run)
+
+    theirs = {"traceparent": f"00-{0xABC:032x}-{0xDEF:016x}-01", "tracestate": "vendor=1"}
+    assert injected(theirs) == theirs
+    assert injected({}) == injected({"traceparent": "nonsense"}) == {}
 
 
 def test_a_level_that_does_not_exist_is_refused() -> None:

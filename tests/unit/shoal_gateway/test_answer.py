@@ -18,7 +18,7 @@ from shoal.common.v1 import sampling_pb2
 from shoal.common.v1.tokens_pb2 import PositionLogprobs, TokenLogprob
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
-from shoal_common.errors import InvalidArgument, MeshError, Moved, OutOfCapacity
+from shoal_common.errors import DeadlineExceeded, InvalidArgument, MeshError, Moved, OutOfCapacity
 from shoal_common.request_scope import REQUEST_ID_KEY
 from shoal_common.rpc import Channels
 from shoal_common.rpc.status import trailing_metadata
@@ -74,6 +74,7 @@ async def bench(
     place: Callable[[str, pb.ReserveRequest], pb.ReserveResponse | None] | None = None,
     numerics: str = "nnnn",
     start_s: float = 20.0,
+    total_s: float = 60.0,
     max_in_flight: int = 4,
 ) -> AsyncIterator[Bench]:
     """Attempt k of a request goes to the worker of script k, of numerics[k]; the last one takes what comes after."""
@@ -98,7 +99,7 @@ async def bench(
             chains=chains,
             reserve=reserve,
             workers=Workers(gateway_id="g", channels=channels, frames=frames, chains=chains),
-            timeouts=Timeouts(start_s=start_s, total_s=60),
+            timeouts=Timeouts(start_s=start_s, total_s=total_s),
             metrics=metrics,
             max_in_flight=max_in_flight,
         )
@@ -434,6 +435,20 @@ async def test_a_request_that_does_not_begin_in_time_is_refused(tokenizer: Token
             async with await made.answers.open(prepared()) as answer:
                 await read_all(answer)
         await until(lambda: bool(made.scheduler.told("cancelled")))
+
+
+@pytest.mark.parametrize("start_s", [0.1, 20.0])
+async def test_an_answer_that_has_begun_ends_when_all_of_its_time_is_over(tokenizer: Tokenizer, start_s: float) -> None:
+    async def stalls(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.emit(request.request_id, request.attempt, 0, [10])
+        await asyncio.Event().wait()
+
+    async with bench(tokenizer, stalls, start_s=start_s, total_s=0.4) as made:
+        with pytest.raises(DeadlineExceeded, match=r"longer than 0\.4 s"):
+            async with await made.answers.open(prepared()) as answer:
+                await read_all(answer)
+        assert answer.usage().completion_tokens == 1
 
 
 async def test_a_worker_that_ends_without_the_tokens_is_not_believed(tokenizer: Tokenizer) -> None:

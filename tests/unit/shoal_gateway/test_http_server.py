@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from shoal_common.errors import SlowReader
-from shoal_gateway.http.exchange import Exchange
-from shoal_gateway.http.protocol import MAX_PIPELINED
+from shoal_common.request_scope import request_id
+from shoal_gateway.http.exchange import ClientGone, Exchange
+from shoal_gateway.http.protocol import CONNECTION, MAX_PIPELINED, BoundedProtocol
 from shoal_gateway.http.server import HttpServer
 from support.waiting import until
 
@@ -19,6 +20,17 @@ HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
 async def hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"Hi"})
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[tuple[str, int]]:
+    server = HttpServer(app, listen_address="127.0.0.1:0", head_timeout_s=5.0, stop_grace_s=1.0)
+    host, _, port = server.bind().rpartition(":")
+    await server.start()
+    try:
+        yield host, int(port)
+    finally:
+        await server.stop()
 
 
 async def test_a_head_that_is_not_complete_in_time_ends_the_connection() -> None:
@@ -45,18 +57,110 @@ async def test_a_head_that_is_not_complete_in_time_ends_the_connection() -> None
         await server.stop()
 
 
+async def test_a_request_that_waited_behind_another_does_not_take_its_name_over() -> None:
+    names: list[str] = []
+    may_answer = asyncio.Event()
+
+    async def named(scope: Any, receive: Any, send: Any) -> None:
+        names.append(request_id.get())
+        request_id.set("the first one's")
+        await may_answer.wait()
+        await hello(scope, receive, send)
+
+    async with serving(named) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write((HEAD + b"\r\n") * 2)
+        await until(lambda: bool(names))
+        may_answer.set()
+        for _ in range(2):
+            await asyncio.wait_for(reader.readuntil(b"Hi"), 5)
+        writer.close()
+    assert names == ["", ""]
+
+
+def exchange_of(scope: Any, receive: Any, send: Any) -> Exchange:
+    return Exchange(scope, receive, send, max_body_bytes=1 << 20, read_timeout_s=5, write_timeout_s=5)
+
+
+async def test_the_short_ways_write_what_messages_do() -> None:
+    async def echoes(scope: Any, receive: Any, send: Any) -> None:
+        exchange = exchange_of(scope, receive, send)
+        body = await exchange.body()
+        if exchange.path == "/messages":
+            head = {"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"b")]}
+            await send(head)
+            for part in (b"one", body, b""):
+                await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
+            return
+        await exchange.begin([(b"x-a", b"b")], b"one")
+        assert exchange.write_now(body)
+        await exchange.write(b"", is_last=True)
+
+    async def answer(host: str, port: int, path: str, head: str, body: bytes, pieces: int) -> bytes:
+        reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+        begun = f"POST {path} HTTP/{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        for at in range(pieces):
+            writer.write(begun if not at else b"")
+            writer.write(body[at * len(body) // pieces : (at + 1) * len(body) // pieces])
+            await writer.drain()
+            await asyncio.sleep(0)
+        # Kept or closed, as the request asked for.
+        got = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        closes = b"connection: close" in got
+        if closes:
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        return b"\r\n".join(line for line in got.split(b"\r\n") if not line.startswith(b"date:"))
+
+    async with serving(echoes) as (host, port):
+        for head in ("1.1\r\nhost: x", "1.1\r\nhost: x\r\nconnection: close", "1.0", "1.1\r\nexpect: 100-continue"):
+            for body, pieces in ((b"two", 1), (b"x" * 300_000, 7)):
+                said = [await answer(host, port, path, head, body, pieces) for path in ("/messages", "/short")]
+                # Whoever has sent the body needs no leave to go on.
+                said = [one.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"") for one in said]
+                assert said[0] == said[1]
+                assert b"one" in said[0]
+                assert (b"connection: close" in said[0]) == (head == "1.0" or "close" in head)
+
+
+async def test_a_client_that_leaves_ends_the_block_before_and_within_it() -> None:
+    ended: list[str] = []
+    may_go_on = asyncio.Event()
+    has_begun = asyncio.Event()
+    connections: list[BoundedProtocol] = []
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        exchange = exchange_of(scope, receive, send)
+        await exchange.body()
+        connections.append(scope["extensions"][CONNECTION])
+        has_begun.set()
+        if exchange.path == "/late":
+            await may_go_on.wait()
+        try:
+            with exchange.while_connected():
+                await asyncio.Event().wait()
+        except ClientGone:
+            ended.append(exchange.path)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"Hi"})
+
+    async with serving(waits) as (host, port):
+        for path in ("/within", "/late"):
+            has_begun.clear()
+            _, writer = await asyncio.open_connection(host, port)
+            # What follows is read, so that the end behind it is.
+            writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n".encode())
+            writer.write(b"x" * 200_000 + HEAD)
+            await asyncio.wait_for(has_begun.wait(), 5)
+            writer.transport.abort()
+            if path == "/late":
+                await until(lambda: connections[-1] not in connections[-1].connections)
+            may_go_on.set()
+            await until(lambda path=path: path in ended)  # type: ignore[misc]
+    assert ended == ["/within", "/late"]
+
+
 BODY_BYTES = 24 << 20
-
-
-@contextlib.asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[tuple[str, int]]:
-    server = HttpServer(app, listen_address="127.0.0.1:0", head_timeout_s=5.0, stop_grace_s=1.0)
-    host, _, port = server.bind().rpartition(":")
-    await server.start()
-    try:
-        yield host, int(port)
-    finally:
-        await server.stop()
 
 
 async def test_a_client_that_leaves_is_heard_of_though_it_sent_another_request() -> None:

@@ -102,7 +102,7 @@ class Caller:
     def follow(self, answer: Followed) -> None:
         """The request was opened: what it uses counts from now on."""
         self._answer = answer
-        self._charge.used = lambda: _used(answer)
+        self._charge.used = lambda: _used(answer.usage())
 
     def failed(self, error: MeshError) -> None:
         """What ended the answer, where the client was told and nobody hears of it any more."""
@@ -120,13 +120,14 @@ class Caller:
                 self._account.end(self._charge, Used(), now_s)
             return None
         outcome = error.reason.lower() if isinstance(error, MeshError) else answer.outcome
+        usage = answer.usage()
         if answer.is_admitted:
-            self._account.end(self._charge, _used(answer), now_s)
+            self._account.end(self._charge, _used(usage), now_s)
         elif outcome == CANCELLED:
             self._account.end(self._charge, Used(), now_s)
         else:
             self._account.refuse(self._charge, now_s)
-        return Departure(answer=answer, outcome=outcome, duration_s=now_s - self._charge.began_s, usage=answer.usage())
+        return Departure(answer=answer, outcome=outcome, duration_s=now_s - self._charge.began_s, usage=usage)
 
     def say_standings(self) -> None:
         """Tell whoever wants to know how the limits stand."""
@@ -134,6 +135,5 @@ class Caller:
             self._tell(self._account.standings(self._clock()))
 
 
-def _used(answer: Followed) -> Used:
-    usage = answer.usage()
+def _used(usage: sampling_pb2.Usage) -> Used:
     return Used(usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
 
 from shoal_common.errors import QuotaExceeded
 
@@ -16,6 +16,21 @@ from shoal_gateway.edge.usage import UsageBook
 
 _MISSING = "an API key is required: `Authorization: Bearer KEY` or `x-api-key: KEY`"
 _WRONG = "the API key is not valid"
+
+
+class Visit:
+    """A block that a caller is inside of; `leave` is told what ended it, None where nothing did."""
+
+    def __init__(self, caller: Caller, leave: Callable[[BaseException | None], None]) -> None:
+        self._caller, self._leave = caller, leave
+
+    def __enter__(self) -> Caller:
+        return self._caller
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(error)
 
 
 class Edge:
@@ -58,6 +73,11 @@ class Edge:
         for key_id in gone:
             del self._accounts[key_id]
 
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whoever comes has to show one."""
+        return not self._is_open
+
     def authenticate(self, secret: bytes) -> ApiKey | None:
         """Whose secret it is; None where keys are off. Raises InvalidApiKey."""
         if self._is_open:
@@ -68,37 +88,31 @@ class Edge:
             raise InvalidApiKey(_WRONG if secret else _MISSING)
         return key
 
-    @contextlib.contextmanager
-    def enter(self, key: ApiKey | None, *, api: str, tell: Tell | None = None) -> Iterator[Caller]:
-        """A request that generates, from its head to the end of its answer.
+    def enter(self, key: ApiKey | None, *, api: str, tell: Tell | None = None) -> Visit:
+        """A request that generates, from its head to the end of its answer: it runs inside of the block.
 
         key    what `authenticate` returned
         api    names the interface, for the record
         tell   called with how the key's limits stand whenever that changed; never for a key without limits
         Raises ConcurrencyExceeded or RequestsPerMinute.
         """
-        key_id = "" if key is None else key.key_id
         account = self._account(key)
         try:
             charge = account.enter(self._clock())
         except QuotaExceeded as error:
-            self._refused(key_id, error)
+            self._refused("" if key is None else key.key_id, error)
             if tell is not None and account.is_limited:
                 tell(account.standings(self._clock()))
             raise
         caller = Caller(key, account, charge, reservation=self._reservation, clock=self._clock, tell=tell)
-        cause: BaseException | None = None
-        try:
-            yield caller
-        except BaseException as error:
-            cause = error
-            raise
-        finally:
-            if isinstance(cause, QuotaExceeded):
-                self._refused(key_id, cause)
-            left = caller.leave(cause)
-            if left is not None:
-                self._usage.record(key_id, api, left)
+        return Visit(caller, lambda error: self._left(caller, api, error))
+
+    def _left(self, caller: Caller, api: str, error: BaseException | None) -> None:
+        if isinstance(error, QuotaExceeded):
+            self._refused(caller.key_id, error)
+        departure = caller.leave(error)
+        if departure is not None:
+            self._usage.record(caller.key_id, api, departure)
 
     def _account(self, key: ApiKey | None) -> Account:
         key_id, limits = ("", UNLIMITED) if key is None else (key.key_id, key.limits)

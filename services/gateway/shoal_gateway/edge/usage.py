@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from shoal_common import logs
 from shoal_common.telemetry import Metrics
 
 from shoal_gateway.edge.caller import Departure
@@ -21,10 +22,10 @@ class UsageBook:
     """Logs and counts. Invariant: every opened request is recorded once, however it ended."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._requests = metrics.counter(
+        self._requests = metrics.counts(
             "key_requests", "Requests opened, by key and how they ended", ("key", "outcome")
         )
-        self._tokens = metrics.counter(
+        self._tokens = metrics.counts(
             "key_tokens", "Tokens of ended requests, by key; input that was cached apart from the rest", ("key", "kind")
         )
         self._refusals = metrics.counter("key_refusals", "Requests refused by a limit of their key", ("key", "reason"))
@@ -36,29 +37,24 @@ class UsageBook:
     def record(self, key_id: str, api: str, one: Departure) -> None:
         """A request is over."""
         usage, label = one.usage, self._label(key_id)
-        self._requests.labels(label, one.outcome).inc()
+        self._requests.of(label, one.outcome).inc()
         cached = usage.cached_prompt_tokens
-        for kind, count in (
-            ("input", usage.prompt_tokens - cached),
-            ("cached_input", cached),
-            ("output", usage.completion_tokens),
-        ):
-            self._tokens.labels(label, kind).inc(count)
-        logger.info(
-            "usage",
-            extra={
-                "request_id": one.answer.request_id,
-                "key": key_id,
-                "api": api,
-                "outcome": one.outcome,
-                "attempts": one.answer.attempts,
-                "duration_s": round(one.duration_s, 3),
-                "prompt_tokens": usage.prompt_tokens,
-                "cached_prompt_tokens": cached,
-                "completion_tokens": usage.completion_tokens,
-                "reasoning_tokens": usage.reasoning_tokens,
-            },
-        )
+        self._tokens.of(label, "input").inc(usage.prompt_tokens - cached)
+        self._tokens.of(label, "cached_input").inc(cached)
+        self._tokens.of(label, "output").inc(usage.completion_tokens)
+        line = {
+            "request_id": one.answer.request_id,
+            "key": key_id,
+            "api": api,
+            "outcome": one.outcome,
+            "attempts": one.answer.attempts,
+            "duration_s": round(one.duration_s, 3),
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_prompt_tokens": cached,
+            "completion_tokens": usage.completion_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
+        }
+        logs.tell(logger, "usage", line)
 
     def refused(self, key_id: str, reason: str) -> None:
         """A limit of the key was reached."""

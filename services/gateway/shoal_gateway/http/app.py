@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from shoal_common.errors import Internal, MeshError, SlowReader
-from shoal_common.telemetry import TRACE_KEYS, TRACER, extract
+from shoal_common.telemetry import TRACE_KEYS, TRACER, extract, follow, may_record
 
 from shoal_gateway.edge.edge import Edge
 from shoal_gateway.edge.keys import secret_of
@@ -22,6 +21,7 @@ _BASES = ("", "/anthropic", "/beta")
 """What may stand in front of a version."""
 _OPEN_PATHS = frozenset({"/healthz", "/health", "/live", "/readyz", "/ready", "/openapi.json"})
 """What nobody needs a key for."""
+_TRACE_HEADERS = tuple((name, name.encode()) for name in TRACE_KEYS)
 
 
 class App:
@@ -42,6 +42,10 @@ class App:
     ) -> None:
         self.routes, self._edge = routes, edge
         self._open_ended = tuple(path for path in routes if path.endswith("/"))
+        # What nearly all requests ask for, by the path as it is sent.
+        self._exact = {
+            path: route for route in routes if not route.endswith("/") for path in (route, _with_version(route))
+        }
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
 
@@ -55,13 +59,25 @@ class App:
             read_timeout_s=self._read_timeout_s,
             write_timeout_s=self._write_timeout_s,
         )
-        with _span(exchange):
+        if exchange.method != "POST":
+            # Probes and lists would only fill the traces.
+            await self._serve(exchange)
+            return
+        headers = {name: exchange.header(key).decode("latin-1") for name, key in _TRACE_HEADERS}
+        if not may_record(headers):
+            follow(headers)
+            await self._serve(exchange)
+            return
+        attributes = {"http.request.method": exchange.method, "url.path": exchange.path[:200]}
+        with TRACER.start_as_current_span(
+            exchange.method, context=extract(headers), kind=SpanKind.SERVER, attributes=attributes
+        ):
             await self._serve(exchange)
 
     async def _serve(self, exchange: Exchange) -> None:
         try:
             handler = self._handler(exchange)
-            if exchange.route not in _OPEN_PATHS:
+            if self._edge.asks_for_keys and exchange.route not in _OPEN_PATHS:
                 exchange.key = self._edge.authenticate(_secret(exchange))
             await handler(exchange)
         except ClientGone:
@@ -78,12 +94,8 @@ class App:
             await self._fail(exchange, Internal("unexpected error"))
 
     def _handler(self, exchange: Exchange) -> Handler:
-        path = _without_version(exchange.path)
-        exchange.route = path.rstrip("/")
+        exchange.route = self._exact.get(exchange.path) or self._route(exchange.path)
         methods = self.routes.get(exchange.route)
-        if methods is None:
-            exchange.route = next((one for one in self._open_ended if path.startswith(one)), exchange.route)
-            methods = self.routes.get(exchange.route)
         if methods is None:
             raise_path = exchange.path if len(exchange.path) <= 200 else exchange.path[:200] + "..."
             raise NoSuchPath(f"nothing is served at {raise_path}")
@@ -96,6 +108,13 @@ class App:
             raise MethodNotAllowed(told, allow=", ".join(allowed))
         return handler
 
+    def _route(self, path: str) -> str:
+        path = _without_version(path)
+        route = path.rstrip("/")
+        if route in self.routes:
+            return route
+        return next((one for one in self._open_ended if path.startswith(one)), route)
+
     async def _fail(self, exchange: Exchange, error: MeshError) -> None:
         if not exchange.has_begun:
             await exchange.fail(error)
@@ -105,22 +124,13 @@ def _secret(exchange: Exchange) -> bytes:
     return secret_of(*(exchange.header(name).decode("latin-1") for name in (b"authorization", b"x-api-key")))
 
 
+def _with_version(route: str) -> str:
+    base = next(one for one in reversed(_BASES) if route.startswith(f"{one}/"))
+    return f"{base}/v1{route[len(base) :]}"
+
+
 def _without_version(path: str) -> str:
     for base in _BASES:
         if path.startswith(f"{base}/v1/"):
             return base + path[len(base) + len("/v1") :]
     return path
-
-
-@contextlib.contextmanager
-def _span(exchange: Exchange) -> Iterator[None]:
-    """The span of a request that may generate; probes and lists would only fill the traces."""
-    if exchange.method != "POST":
-        yield
-        return
-    headers = {name: exchange.header(name.encode()).decode("latin-1") for name in TRACE_KEYS}
-    attributes = {"http.request.method": exchange.method, "url.path": exchange.path[:200]}
-    with TRACER.start_as_current_span(
-        exchange.method, context=extract(headers), kind=SpanKind.SERVER, attributes=attributes
-    ):
-        yield

@@ -56,24 +56,30 @@ class Endpoint:
             prepared = await self._prepare(body, size_bytes)
             answer = await self._open(prepared, caller)
         caller.follow(answer)
-        async with answer, exchange.while_connected():
-            form = prepared.form(answer)
-            run = self._stream if prepared.is_stream else self._whole
-            try:
-                await run(exchange, answer, form, pace)
-            except SlowReader:
-                self._metrics.slow_readers.inc()
+        async with answer:
+            with exchange.while_connected():
+                await self._respond(exchange, caller, prepared, answer, pace)
+
+    async def _respond(
+        self, exchange: Exchange, caller: Caller, prepared: PreparedAnswer, answer: OpenAnswer, pace: _Pace
+    ) -> None:
+        form = prepared.form(answer)
+        run = self._stream if prepared.is_stream else self._whole
+        try:
+            await run(exchange, answer, form, pace)
+        except SlowReader:
+            self._metrics.slow_readers.inc()
+            raise
+        except ClientGone:
+            raise
+        except Exception as error:
+            # Before the first byte an error has a status of its own.
+            if not exchange.has_begun:
                 raise
-            except ClientGone:
-                raise
-            except Exception as error:
-                # Before the first byte an error has a status of its own.
-                if not exchange.has_begun:
-                    raise
-                known = _known(error, answer.request_id)
-                caller.failed(known)
-                last = form.error(known) if prepared.is_stream else exchange.error_body(known)
-                await exchange.write(last, is_last=True)
+            known = _known(error, answer.request_id)
+            caller.failed(known)
+            last = form.error(known) if prepared.is_stream else exchange.error_body(known)
+            await exchange.write(last, is_last=True)
 
     async def _open(self, prepared: PreparedAnswer, caller: Caller) -> OpenAnswer:
         requests = caller.admit_all(prepared.requests)
@@ -86,7 +92,8 @@ class Endpoint:
 
         def wrote_through() -> None:
             pace.wrote()
-            self._saw_output(pace)
+            if not pace.had_output:
+                self._saw_output(pace)
 
         through = WriteThrough(exchange.write_now, answer, form, wrote_through)
         while not answer.is_finished:
@@ -95,17 +102,22 @@ class Endpoint:
             events = through.left_over() + (form.events(outputs) if outputs else b"")
             # Judged once: what is written below must have been begun here.
             is_due = not events and pace.is_due(answer)
-            if not exchange.has_begun and (outputs or is_due):
-                await exchange.begin(_EVENTS + request_id_headers(answer.request_id))
-                answer.on_news(through)
-            if outputs or events:
+            if (outputs or events) and not pace.had_output:
                 self._saw_output(pace)
             if answer.is_finished:
                 break
-            if events or is_due:
+            if not exchange.has_begun and (outputs or is_due):
+                first = events or (form.keep_alive if is_due else b"")
+                await exchange.begin(_EVENTS + request_id_headers(answer.request_id), first)
+                if first:
+                    pace.wrote()
+                answer.on_news(through)
+            elif events or is_due:
                 if not exchange.write_now(events or form.keep_alive):
                     await exchange.write(events or form.keep_alive)
                 pace.wrote()
+        if not exchange.has_begun:
+            await exchange.begin(_EVENTS + request_id_headers(answer.request_id))
         await exchange.write(events + form.end(answer.usage()), is_last=True)
 
     async def _whole(self, exchange: Exchange, answer: OpenAnswer, form: AnswerForm, pace: _Pace) -> None:
@@ -113,7 +125,8 @@ class Endpoint:
         while not answer.is_finished:
             outputs = await answer.read(pace.left_s(answer))
             if outputs:
-                self._saw_output(pace)
+                if not pace.had_output:
+                    self._saw_output(pace)
                 form.add(outputs)
             if not answer.is_finished and pace.is_due(answer):
                 if not exchange.has_begun:
@@ -127,8 +140,8 @@ class Endpoint:
             await exchange.respond(200, body, headers)
 
     def _saw_output(self, pace: _Pace) -> None:
-        if pace.is_first_output():
-            self._metrics.ttft.observe(pace.age_s())
+        pace.had_output = True
+        self._metrics.ttft.observe(pace.age_s())
 
 
 class _Pace:
@@ -137,7 +150,7 @@ class _Pace:
     def __init__(self, *, keep_alive_s: float, admission_s: float) -> None:
         self._keep_alive_s, self._admission_s = keep_alive_s, admission_s
         self._began_s = self._written_s = time.perf_counter()
-        self._had_output = False
+        self.had_output = False
 
     def left_s(self, answer: OpenAnswer) -> float:
         """How long nothing may be written from now on."""
@@ -158,11 +171,6 @@ class _Pace:
     def age_s(self) -> float:
         """Since acceptance."""
         return time.perf_counter() - self._began_s
-
-    def is_first_output(self) -> bool:
-        """True once."""
-        is_first, self._had_output = not self._had_output, True
-        return is_first
 
 
 def _known(error: Exception, request_id: str) -> MeshError:

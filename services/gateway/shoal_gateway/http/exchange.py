@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
+from types import TracebackType
 from typing import Any
 
 import orjson
@@ -17,7 +17,7 @@ from shoal_gateway.edge.account import Standings
 from shoal_gateway.edge.keys import ApiKey
 from shoal_gateway.http.errors import error_body, error_headers, is_anthropic, status_of
 from shoal_gateway.http.limit_headers import Headers, anthropic_headers, openai_headers
-from shoal_gateway.http.protocol import ABORT, UNSENT, WRITE_NOW
+from shoal_gateway.http.protocol import CONNECTION, BoundedProtocol
 from shoal_gateway.refusals import BodyTooLarge, SlowWriter
 
 Scope = MutableMapping[str, Any]
@@ -54,11 +54,12 @@ class Exchange:
         self._scope, self._receive, self._send = scope, receive, send
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
-        self._is_complete = False
-        extensions = scope.get("extensions", {})
-        self._write_now: Callable[[bytes], bool] | None = extensions.get(WRITE_NOW)
-        self._abort: Callable[[], None] | None = extensions.get(ABORT)
-        self._unsent: Callable[[], int | None] | None = extensions.get(UNSENT)
+        self._connection: BoundedProtocol = scope["extensions"][CONNECTION]
+        self.write_now: Callable[[bytes], bool] = self._connection.write_now
+        """More of a body that has begun, if the client is not behind. False: nothing is written, `write` has to wait.
+
+        Saves the waiting of a stream whose client keeps up, which costs more than the writing.
+        """
         self.has_begun = False
         self.route = ""
         """The path as it is served, without version and name of a model."""
@@ -79,7 +80,10 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes:
         """The first header of that lower-case name, or nothing."""
-        return next((value for key, value in self._scope["headers"] if key == name), b"")
+        for key, value in self._scope["headers"]:
+            if key == name:
+                return bytes(value)
+        return b""
 
     def tell_limits(self, standings: Standings) -> None:
         """Say with the response how the key's limits stand."""
@@ -92,6 +96,11 @@ class Exchange:
         """The whole body. Raises BodyTooLarge or ClientGone."""
         length = self.header(b"content-length")
         if length.isdigit() and int(length) > self._max_body_bytes:
+            raise self._too_large()
+        body = self._connection.body_now()
+        if body is not None and len(body) <= self._max_body_bytes:
+            return body
+        if body is not None:
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
@@ -122,30 +131,9 @@ class Exchange:
             raise InvalidArgument("the body must be a JSON object", reason="INVALID_JSON")
         return value, len(raw)
 
-    @contextlib.asynccontextmanager
-    async def while_connected(self) -> AsyncIterator[None]:
+    def while_connected(self) -> WhileConnected:
         """Give the block up with ClientGone as soon as the client closes the connection. After the body is read."""
-        task = asyncio.current_task()
-        has_gone = False
-
-        async def watch() -> None:
-            nonlocal has_gone
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            # A complete response looks like a closed connection too.
-            if not self._is_complete and task is not None:
-                has_gone = True
-                task.cancel()
-
-        watcher = asyncio.create_task(watch())
-        try:
-            yield
-        except asyncio.CancelledError:
-            if has_gone and task is not None and task.uncancel() == 0:
-                raise ClientGone from None
-            raise
-        finally:
-            watcher.cancel()
+        return WhileConnected(self._connection)
 
     async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """A whole response at once."""
@@ -153,33 +141,30 @@ class Exchange:
         fields += self.limit_headers
         if not any(name == b"x-request-id" for name, _ in fields):
             fields += request_id_headers(_named())
-        self.has_begun = self._is_complete = True
+        self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": fields})
         await self._bounded_send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Status 200 and the head of a body that `write` will write."""
+    async def begin(self, headers: Headers, data: bytes = b"") -> None:
+        """Status 200, the head of a body that `write` will write, and its first bytes. Raises SlowReader."""
         self.has_begun = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers + self.limit_headers})
+        headers = headers + self.limit_headers
+        if self._connection.begin_now(headers, data):
+            return
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if data:
+            await self.write(data)
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """More of the body; waits while the client is behind. Raises SlowReader."""
-        self._is_complete = is_last
-        await self._bounded_send({"type": "http.response.body", "body": data, "more_body": not is_last})
-
-    def write_now(self, data: bytes) -> bool:
-        """More of a body that has begun, if the client is not behind. False: nothing is written, `write` has to wait.
-
-        Saves the waiting of a stream whose client keeps up, which costs more than the writing.
-        """
-        return self._write_now is not None and self._write_now(data)
+        if not self._connection.write_now(data, is_last=is_last):
+            await self._bounded_send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def abort(self) -> None:
         """Drop the connection, whatever is still unsent."""
-        if self._abort is not None:
-            self._abort()
-            # The server hears of it on the loop's next turn, and then no longer misses the rest of the response.
-            await asyncio.sleep(0)
+        self._connection.abort()
+        # The server hears of it on the loop's next turn, and then no longer misses the rest of the response.
+        await asyncio.sleep(0)
 
     def error_body(self, error: MeshError) -> bytes:
         """The error as clients of this path expect it."""
@@ -193,14 +178,14 @@ class Exchange:
     async def _bounded_send(self, message: dict[str, Any]) -> None:
         try:
             async with asyncio.timeout(None) as limit:
-                patience = _Patience(limit, self._write_timeout_s, self._unsent)
+                patience = _Patience(limit, self._write_timeout_s, self._connection.unsent)
                 try:
                     await self._send(message)
                 finally:
                     patience.end()
         except RuntimeError as error:
             # Between a connection's end and the server's hearing of it, its transport refuses what is written.
-            if self._unsent is not None and self._unsent() is None:
+            if self._connection.unsent() is None:
                 raise ClientGone from error
             raise
         except TimeoutError as error:
@@ -212,16 +197,43 @@ class Exchange:
         return BodyTooLarge(f"the body is over {self._max_body_bytes} bytes", max_body_bytes=self._max_body_bytes)
 
 
+class WhileConnected:
+    """Cancels the task inside of the block when the client leaves, and makes ClientGone of that."""
+
+    def __init__(self, connection: BoundedProtocol) -> None:
+        self._connection = connection
+        self._task: asyncio.Task[Any] | None = None
+        self._has_gone = False
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        if not self._connection.watch(self._gone):
+            raise ClientGone
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._connection.unwatch()
+        task = self._task if self._has_gone and isinstance(error, asyncio.CancelledError) else None
+        if task is not None and task.uncancel() == 0:
+            raise ClientGone from None
+
+    def _gone(self) -> None:
+        self._has_gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+
 class _Patience:
     """Ends a wait for a client that took nothing for `seconds`. One that takes something has _MAX_TURNS times as long.
 
-    unsent   bytes that it has not taken yet; without it the wait ends after `seconds`
+    unsent   bytes that it has not taken yet; None where the connection closes
     """
 
-    def __init__(self, limit: asyncio.Timeout, seconds: float, unsent: Callable[[], int | None] | None) -> None:
+    def __init__(self, limit: asyncio.Timeout, seconds: float, unsent: Callable[[], int | None]) -> None:
         self._limit, self._seconds, self._unsent = limit, seconds, unsent
         self._loop = asyncio.get_running_loop()
-        self._left = unsent() if unsent is not None else None
+        self._left = unsent()
         self._turns = 1
         self._timer = self._loop.call_later(seconds, self._judge)
 
@@ -230,7 +242,7 @@ class _Patience:
         self._timer.cancel()
 
     def _judge(self) -> None:
-        left = self._unsent() if self._unsent is not None else None
+        left = self._unsent()
         if left is None or self._left is None or left >= self._left or self._turns == _MAX_TURNS:
             self._limit.reschedule(self._loop.time())
             return

@@ -6,17 +6,14 @@ import asyncio
 import fcntl
 import sys
 import termios
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-ABORT = "shoal.abort"
-"""Scope extension: a function that drops the connection without waiting for the client."""
-WRITE_NOW = "shoal.write_now"
-"""Scope extension: a function that writes more of a chunked body unless the client is behind; says whether it did."""
-UNSENT = "shoal.unsent"
-"""Scope extension: a function that says how many bytes the client has not taken yet; None where it closes."""
+CONNECTION = "shoal.connection"
+"""Scope extension: the BoundedProtocol itself, for the short ways past ASGI's messages."""
 MAX_PIPELINED = 8
 """Requests that a client sends before the one before them is answered; the connection ends at more."""
 MAX_HEAD_BYTES = 64 * 1024
@@ -31,6 +28,10 @@ class HeadTooLarge(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """One connection.
 
+    Beside ASGI's messages it has shorter ways for the request that is being answered: a body that is here already, a
+    response to a client that keeps up. They do what the messages would and say where only the messages can; a message,
+    a timer around it and a task that waits for the client to leave cost more than the rest of a short request.
+
     head_timeout_s   from a request's first byte (or the connection, for the first request) to the end of its headers
     """
 
@@ -42,6 +43,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the newest, which may wait behind it."""
+        self._is_in_head = False
+        self._on_gone: Callable[[], None] | None = None
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
@@ -51,41 +54,52 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left, or was cut."""
         self._stop_head_timer()
+        # uvicorn leaves it where the connection broke, and with it the buffers until it rings.
+        self._unset_keepalive_if_required()
         running = self._running
         if running is not None and running is not self.cycle and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
+        on_gone, self._on_gone = self._on_gone, None
+        if on_gone is not None:
+            on_gone()
+
+    def data_received(self, data: bytes) -> None:
+        """More of a request, or of several."""
+        super().data_received(data)
+        # Most heads come in one piece and need no timer.
+        if self._is_in_head and self._head_timer is None:
+            self._start_head_timer()
 
     def on_message_begin(self) -> None:
         """A request begins."""
         self._head_bytes = 0
-        if self._head_timer is None:
-            self._start_head_timer()
+        self._is_in_head = True
         super().on_message_begin()
-        # Closing waits for the client to take what is buffered; one that never reads can only be aborted.
-        functions: dict[str, Any] = {
-            ABORT: self.transport.abort,
-            WRITE_NOW: self._write_now,
-            UNSENT: self._unsent,
-        }
-        self.scope["extensions"] = functions
+        extensions: dict[str, Any] = {CONNECTION: self}
+        self.scope["extensions"] = extensions
 
     def on_url(self, url: bytes) -> None:
         """A part of the request line."""
-        self._grow(len(url))
-        super().on_url(url)
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        self._grow(len(name) + len(value) + 4)
-        if len(self.headers) >= MAX_HEADERS:
-            self._is_head_too_large = True
-            raise HeadTooLarge
-        super().on_header(name, value)
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
+            self._refuse_head()
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is over."""
+        self._is_in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
         if len(self.pipeline) > MAX_PIPELINED:
@@ -107,20 +121,70 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def _write_now(self, data: bytes) -> bool:
+    def body_now(self) -> bytes | None:
+        """The whole body, if it is here and nobody has asked for it."""
         cycle = self._running
-        if cycle is None or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        if cycle is None or cycle.more_body or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    def watch(self, on_gone: Callable[[], None]) -> bool:
+        """Call `on_gone` once the client has left. False: it has already, and will not be called."""
+        if self._running is None or self._running.disconnected:
             return False
-        if self.flow.write_paused or self.transport.is_closing():
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._on_gone = on_gone
+        # Who stops reading does not hear that the client leaves.
+        self.flow.resume_reading()
         return True
 
-    def _unsent(self) -> int | None:
+    def unwatch(self) -> None:
+        """No longer."""
+        self._on_gone = None
+
+    def begin_now(self, headers: Sequence[tuple[bytes, bytes]], data: bytes) -> bool:
+        """Status 200 and the first of a chunked body, unless the client is behind; says whether it did.
+
+        headers   the server's own, which need no check; none that frames the body or ends the connection
+        """
+        cycle = self._running
+        if cycle is None or cycle.response_started or cycle.scope["method"] == "HEAD" or not self._can_write(cycle):
+            return False
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
+        head = bytearray(STATUS_LINE[200])
+        for name, value in (*cycle.default_headers, *headers):
+            head += b"%b: %b\r\n" % (name, value)
+        if not cycle.keep_alive:
+            head += b"connection: close\r\n"
+        head += b"transfer-encoding: chunked\r\n\r\n"
+        if data:
+            head += b"%x\r\n%b\r\n" % (len(data), data)
+        self.transport.write(bytes(head))
+        return True
+
+    def write_now(self, data: bytes, *, is_last: bool = False) -> bool:
+        """More of a chunked body, unless the client is behind; says whether it did. Once per token of a stream."""
+        cycle = self._running
+        if cycle is None or not cycle.chunked_encoding or not self._can_write(cycle):
+            return False
+        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        self.transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
+        if is_last:
+            cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                self.transport.close()
+            cycle.on_response()
+        return True
+
+    def abort(self) -> None:
+        """Drop the connection: closing waits for the client to take what is buffered, and one may never read."""
+        self.transport.abort()
+
+    def unsent(self) -> int | None:
+        """Bytes that the client has not taken yet; None where the connection closes."""
         if self.transport.is_closing():
             return None
         waiting = self.transport.get_write_buffer_size()
@@ -131,11 +195,18 @@ class BoundedProtocol(HttpToolsProtocol):
             return waiting
         return waiting + int.from_bytes(queue, sys.byteorder)
 
-    def _grow(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._is_head_too_large = True
-            raise HeadTooLarge
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _can_write(self, cycle: RequestResponseCycle) -> bool:
+        """Its answer is wanted, and the client has taken what was written before."""
+        is_over = cycle.disconnected or cycle.response_complete
+        return not (is_over or self.flow.write_paused or self.transport.is_closing())
+
+    def _refuse_head(self) -> NoReturn:
+        self._is_head_too_large = True
+        raise HeadTooLarge
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._head_timeout_s, self._head_is_late)

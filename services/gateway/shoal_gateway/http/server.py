@@ -42,6 +42,8 @@ class HttpServer:
             loop="none",
             ws="none",
             lifespan="off",
+            # A request that waited behind another one must not take that one's name over.
+            reset_contextvars=True,
             log_config=None,
             access_log=False,
             server_header=False,
