@@ -8,6 +8,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+import uvloop
+
 from shoal_common.bus import Bus
 from shoal_common.errors import Unavailable
 from shoal_common.load import LoadReport
@@ -38,6 +40,7 @@ class Announcer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
         self._stopping = False
+        self._written: tuple[Presence, bytes] | None = None
 
     @property
     def presence(self) -> Presence:
@@ -71,7 +74,8 @@ class Announcer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._announce())
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._announce())
         except Exception as error:
             logger.error("announcer failed; this instance will be taken for dead", exc_info=error)
 
@@ -104,9 +108,15 @@ class Announcer:
                 logger.info("no goodbye, readers wait for the lapse", extra={"error": error.message})
         await bus.close()
 
+    def _as_json(self) -> bytes:
+        presence = self._presence
+        if self._written is None or self._written[0] is not presence:
+            self._written = presence, presence.to_json()
+        return self._written[1]
+
     async def _beat(self, bucket: PresenceBucket, loads: LoadReporter) -> None:
         try:
-            await bucket.put(self._presence.instance_id, self._presence.to_json())
+            await bucket.put(self._presence.instance_id, self._as_json())
         except Unavailable as error:
             logger.warning("heartbeat failed", extra={"error": error.message})
         if self._sample_load is not None:

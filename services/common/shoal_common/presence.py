@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 LAPSE_S = 3.0
 """A reader drops an instance this long after it last saw it; three heartbeats."""
 HEARTBEAT_S = 1.0
+_FRESH_S = 1.5 * HEARTBEAT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,17 @@ class PresenceTable:
         self._entries[presence.instance_id] = presence
         self._seen_at_s[presence.instance_id] = now_s
         return before != presence
+
+    def seen_again(self, instance_id: str, now_s: float) -> bool:
+        """A heartbeat came that says what the last one said. False if the instance is not known."""
+        is_known = instance_id in self._entries
+        if is_known:
+            self._seen_at_s[instance_id] = now_s
+        return is_known
+
+    def is_fresh(self, now_s: float) -> bool:
+        """All instances were seen a moment ago, so that nobody's silence has to be judged. False if there are none."""
+        return bool(self._seen_at_s) and all(now_s - seen_at_s < _FRESH_S for seen_at_s in self._seen_at_s.values())
 
     def gone(self, instance_id: str) -> bool:
         """An instance said goodbye. False if it was not known."""

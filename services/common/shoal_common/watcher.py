@@ -40,6 +40,8 @@ class Watcher:
         self._table, self._loads = PresenceTable(), LoadTable()
         self._on_up, self._on_down = on_up, on_down
         self._has_loads = has_loads
+        self._said: dict[str, bytes] = {}
+        """What each live instance said last: most heartbeats say it again."""
         self._task: asyncio.Task[None] | None = None
 
     def snapshot(self) -> tuple[Presence, ...]:
@@ -91,8 +93,10 @@ class Watcher:
     async def _on_presence(self, message: Message) -> None:
         if self._bucket.is_goodbye(dict(message.headers)):
             self._down(self._bucket.key(message.subject))
-        else:
-            self._take(message.payload)
+            return
+        instance_id, raw = self._bucket.key(message.subject), message.payload
+        if self._said.get(instance_id) != raw or not self._table.seen_again(instance_id, time.monotonic()):
+            self._take(raw)
 
     async def _on_load(self, message: Message) -> None:
         try:
@@ -110,6 +114,7 @@ class Watcher:
         except ValueError as error:
             logger.warning("bad presence", extra={"error": str(error)})
             return
+        self._said[presence.instance_id] = raw
         if self._table.seen(presence, time.monotonic()) and self._on_up is not None:
             self._on_up(presence)
 
@@ -119,6 +124,7 @@ class Watcher:
 
     def _forget(self, instance_id: str, was_known: bool) -> None:
         self._loads.forget(instance_id)
+        self._said.pop(instance_id, None)
         if was_known and self._on_down is not None:
             self._on_down(instance_id)
 
@@ -128,7 +134,10 @@ class Watcher:
             await asyncio.sleep(_TICK_S)
             now_s = time.monotonic()
             # The answer to a ping comes after everything that was sent before it: silence is then the others' silence.
-            if now_s - last_s > _STALL_S or not await self._bus.ping(timeout_s=_PING_TIMEOUT_S):
+            # Where all were heard just now, the reader is in touch without one.
+            if now_s - last_s > _STALL_S or not (
+                self._table.is_fresh(now_s) or await self._bus.ping(timeout_s=_PING_TIMEOUT_S)
+            ):
                 self._table.cut()
                 last_s = time.monotonic()
                 continue
