@@ -12,8 +12,8 @@ from shoal.common.v1.direct_service_pb2_grpc import DirectServiceStub
 
 from shoal_common.request_scope import REQUEST_ID_KEY, request_id
 from shoal_common.rpc.direct.client import DirectClient
+from shoal_common.rpc.direct.frames import MAX_MESSAGE_BYTES
 from shoal_common.rpc.direct.way import DirectWay
-from shoal_common.rpc.server import MAX_MESSAGE_BYTES
 from shoal_common.rpc.status import has_error_info
 from shoal_common.telemetry import inject
 
@@ -80,8 +80,8 @@ class _Method:
         call = direct.open(
             self._name,
             request,
-            serialize=self._serialize or bytes,
-            deserialize=self._deserialize or bytes,
+            serialize=self._serialize,
+            deserialize=self._deserialize,
             metadata=headers,
             timeout_s=timeout_s,
             takes_one=self._kind.startswith("unary"),
@@ -132,9 +132,8 @@ class Channel:
 
     async def close(self, grace_s: float | None = None) -> None:
         """Close; calls still running after `grace_s` are cancelled (at once if None)."""
-        if self._way is not None:
-            await self._way.close(grace_s or 0.0)
-        await self.inner.close(grace_s)
+        ending = [] if self._way is None else [self._way.close(grace_s or 0.0)]
+        await asyncio.gather(*ending, self.inner.close(grace_s))
 
     async def _locate(self, timeout_s: float) -> pb.LocateResponse:
         stub: Any = DirectServiceStub(self.inner)
