@@ -40,7 +40,8 @@ class Caller(Wire, Protocol):
 class DirectCall:
     """Reads and writes messages until the status. Errors are those of grpc.aio: AioRpcError, or a cancellation.
 
-    A call that its caller lets go of is cancelled, as by grpc.aio: the connection holds it weakly.
+    The connection holds it weakly: a call that its caller lets go of is cancelled, where grpc.aio keeps it until its
+    deadline.
     """
 
     def __init__(
