@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,12 +211,10 @@ class RawCaller:
             self._heard.extend(self._frames.feed(data))
         return self._heard.pop(0)
 
-    async def is_hung_up(self) -> bool:
-        """All that comes is the end."""
-        while (one := await self.frame()) is not None:
-            if one[0] != FrameKind.HELLO:
-                return False
-        return True
+    async def hung_up(self) -> None:
+        """Wait for the end."""
+        while await self.frame() is not None:
+            pass
 
     def close(self) -> None:
         """Gone, without a word."""
@@ -252,3 +251,17 @@ async def locating(
     finally:
         servicer.DirectServicer.Locate = honest  # type: ignore[method-assign]
         await server.stop(0)
+
+
+@contextmanager
+def no_complaints() -> Iterator[None]:
+    """What asyncio has to complain of fails the test: exceptions that nobody retrieved, callbacks that raise."""
+    complaints: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    try:
+        yield
+        gc.collect()
+    finally:
+        loop.set_exception_handler(None)
+    assert complaints == []

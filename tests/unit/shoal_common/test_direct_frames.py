@@ -56,7 +56,8 @@ def test_frames_split_at_every_byte_are_the_frames_of_the_whole() -> None:
 
 @given(FRAMES, st.lists(st.integers(1, 50), min_size=1))
 def test_frames_come_out_as_they_went_in(frames: list[tuple[FrameKind, int, bytes]], sizes: list[int]) -> None:
-    whole, read, out = b"".join(pack_frame(*frame) for frame in frames), reader(), []
+    whole, read = b"".join(pack_frame(*frame) for frame in frames), reader()
+    out: list[tuple[int, int, bytes]] = []
     turn = 0
     while whole:
         size = sizes[turn % len(sizes)]
