@@ -152,7 +152,7 @@ class Channels:
         """is_direct: see Channel."""
         self._is_direct = is_direct
         self._live: dict[str, Channel] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], Channel] = {}
 
     def get(self, address: str) -> Channel:
         """The channel to `address`."""
@@ -175,17 +175,19 @@ class Channels:
         channel = self._live.pop(address, None)
         if channel is not None:
             task = asyncio.get_running_loop().create_task(channel.close(_RETIRED_GRACE_S))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing[task] = channel
+            task.add_done_callback(lambda closed: self._closing.pop(closed, None))
 
     async def close(self) -> None:
         """Close all at once; their calls are cancelled."""
-        live, self._live = list(self._live.values()), {}
-        for channel in live:
-            await channel.close()
-        for task in list(self._closing):
+        left = [*self._live.values(), *self._closing.values()]
+        closing, self._live = list(self._closing), {}
+        for task in closing:
             task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.gather(*closing, return_exceptions=True)
+        # Those whose end has hardly begun too: a task that is cancelled before its first step does nothing.
+        for channel in left:
+            await channel.close()
 
 
 def is_transport_failure(error: grpc.RpcError) -> bool:
