@@ -503,6 +503,17 @@ async def test_a_stream_that_its_caller_lets_go_of_ends_at_the_server() -> None:
         assert probe.connection._calls == {}
 
 
+async def test_what_came_and_was_not_read_is_not_read_after_the_caller_has_left() -> None:
+    async with running() as probe:
+        call = probe.stub("echo_stream")(timeout=20)
+        for one in (b"a", b"b"):
+            await call.write(one)
+        assert await call.read() == b"a"
+        await until(lambda: bool(call.messages._received), what="the second has come")
+        assert call.cancel() is True
+        assert await told(call.read()) is asyncio.CancelledError
+
+
 async def test_a_method_that_does_not_heed_its_cancellation_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -209,6 +209,13 @@ async def test_a_caller_that_never_reads_is_not_written_to_without_end_and_is_cu
                     raw.send(FrameKind.OPEN, call_id, opening("unary_unary", b"100000"))
             await asyncio.sleep(0)
             assert end.queued_bytes < 16 << 20
+        if flood is not None:
+            # And it takes no more from it, however much there is.
+            queued_bytes = end.queued_bytes
+            for _ in range(20):
+                raw.writer.write(flood)
+                await asyncio.sleep(0)
+            assert end.queued_bytes <= queued_bytes
         monkeypatch.setattr(connection, "SILENCE_S", 0.05)
         end._look()
         await until(lambda: probe.direct_server.connection_count == 1, what="the connection is cut")
@@ -259,7 +266,12 @@ BAD_FRAMES = {
     "the end of a call": [(FrameKind.OPEN, 1, opening("echo_stream", None)), (FrameKind.END, 1, Ending(0).pack())],
     "more than there is credit for": [
         (FrameKind.OPEN, 1, opening("echo_stream", None)),
-        *[(FrameKind.MESSAGE, 1, bytes(1 << 22))] * 6,
+        *[(FrameKind.MESSAGE, 1, bytes(1 << 19))] * 4,
+    ],
+    "more empty messages than there is credit for": [
+        (FrameKind.OPEN, 1, opening("echo_stream", None)),
+        (FrameKind.MESSAGE, 1, b"stop"),
+        *[(FrameKind.MESSAGE, 1, b"")] * (WINDOW_BYTES // 9 + 1),
     ],
 }
 

@@ -79,9 +79,10 @@ class Messages:
         """A message came. Raises DirectBroken when it is too large, has no credit, or comes after the last."""
         if self._is_over:
             raise DirectBroken("a message after the last one")
-        self._unread_bytes += len(payload) + HEADER_BYTES
-        if len(payload) > MAX_MESSAGE_BYTES or self._unread_bytes > WINDOW_BYTES + MAX_MESSAGE_BYTES + HEADER_BYTES:
+        # The peer knows of no more credit than was returned, so it must see some left.
+        if len(payload) > MAX_MESSAGE_BYTES or self._unread_bytes + self._owed_bytes >= WINDOW_BYTES:
             raise DirectBroken("more messages than there was credit for")
+        self._unread_bytes += len(payload) + HEADER_BYTES
         self._received.append(payload)
         self._wake(self._reader)
 
