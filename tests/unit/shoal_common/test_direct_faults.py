@@ -503,6 +503,22 @@ async def test_a_stream_that_its_caller_lets_go_of_ends_at_the_server() -> None:
         assert probe.connection._calls == {}
 
 
+async def test_the_next_request_of_a_call_that_has_ended_is_not_waited_for() -> None:
+    left = asyncio.Event()
+
+    async def requests() -> AsyncIterator[bytes]:
+        try:
+            yield b"a"
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+
+    async with running() as probe:
+        code, _, _ = await told(probe.stub("stream_unary")(requests(), timeout=0.05))
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await asyncio.wait_for(left.wait(), 5)
+
+
 async def test_what_came_and_was_not_read_is_not_read_after_the_caller_has_left() -> None:
     async with running() as probe:
         call = probe.stub("echo_stream")(timeout=20)
