@@ -24,6 +24,7 @@ A caller always reads, so the two never wait for each other."""
 _LATE_S = 1.0
 _DOUBT_S = 0.1
 _FLUSH_S = 1.0
+_TURN_BYTES = 64 << 10
 
 
 class DirectConnection(asyncio.Protocol):
@@ -38,6 +39,8 @@ class DirectConnection(asyncio.Protocol):
         self._is_full = False
         self._is_choked = False
         self._is_doubted = False
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._heard_s = self._due_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -54,12 +57,22 @@ class DirectConnection(asyncio.Protocol):
     @property
     def queued_bytes(self) -> int:
         """What it holds back."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self._unsent_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def write(self, frames: bytes) -> None:
-        """Send, or queue. Nothing happens on a connection that has ended."""
-        if self._transport is not None and self.is_open:
-            self._transport.write(frames)
+        """Send, or queue. Nothing happens on a connection that has ended.
+
+        What is written in one turn of the event loop leaves together: a system call, and a peer that is woken, cost
+        more than most frames.
+        """
+        if not self.is_open:
+            return
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(frames)
+        self._unsent_bytes += len(frames)
+        if self._unsent_bytes >= _TURN_BYTES:
+            self._flush()
 
     async def drained(self) -> None:
         """Wait until it takes more. Raises DirectBroken when it has ended."""
@@ -72,6 +85,8 @@ class DirectConnection(asyncio.Protocol):
 
     def close(self, *, at_once: bool = False) -> None:
         """End it; what is queued still leaves unless `at_once`. Safe to repeat."""
+        if not at_once:
+            self._flush()
         self.is_open = False
         if self._transport is not None:
             if at_once:
@@ -161,6 +176,13 @@ class DirectConnection(asyncio.Protocol):
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _flush(self) -> None:
+        unsent = self._unsent
+        if unsent and self._transport is not None and self.is_open:
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+        unsent.clear()
+        self._unsent_bytes = 0
 
     def _look(self) -> None:
         # Looks again when it could be over, instead of setting a timer for every frame.
