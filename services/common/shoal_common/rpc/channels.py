@@ -12,8 +12,8 @@ from shoal.common.v1.direct_service_pb2_grpc import DirectServiceStub
 
 from shoal_common.request_scope import REQUEST_ID_KEY, request_id
 from shoal_common.rpc.direct.client import DirectClient
+from shoal_common.rpc.direct.frames import MAX_MESSAGE_BYTES
 from shoal_common.rpc.direct.way import DirectWay
-from shoal_common.rpc.server import MAX_MESSAGE_BYTES
 from shoal_common.rpc.status import has_error_info
 from shoal_common.telemetry import inject
 
@@ -80,8 +80,8 @@ class _Method:
         call = direct.open(
             self._name,
             request,
-            serialize=self._serialize or bytes,
-            deserialize=self._deserialize or bytes,
+            serialize=self._serialize,
+            deserialize=self._deserialize,
             metadata=headers,
             timeout_s=timeout_s,
             takes_one=self._kind.startswith("unary"),
@@ -132,9 +132,8 @@ class Channel:
 
     async def close(self, grace_s: float | None = None) -> None:
         """Close; calls still running after `grace_s` are cancelled (at once if None)."""
-        if self._way is not None:
-            await self._way.close(grace_s or 0.0)
-        await self.inner.close(grace_s)
+        ending = [] if self._way is None else [self._way.close(grace_s or 0.0)]
+        await asyncio.gather(*ending, self.inner.close(grace_s))
 
     async def _locate(self, timeout_s: float) -> pb.LocateResponse:
         stub: Any = DirectServiceStub(self.inner)
@@ -153,7 +152,7 @@ class Channels:
         """is_direct: see Channel."""
         self._is_direct = is_direct
         self._live: dict[str, Channel] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], Channel] = {}
 
     def get(self, address: str) -> Channel:
         """The channel to `address`."""
@@ -176,17 +175,19 @@ class Channels:
         channel = self._live.pop(address, None)
         if channel is not None:
             task = asyncio.get_running_loop().create_task(channel.close(_RETIRED_GRACE_S))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing[task] = channel
+            task.add_done_callback(lambda closed: self._closing.pop(closed, None))
 
     async def close(self) -> None:
         """Close all at once; their calls are cancelled."""
-        live, self._live = list(self._live.values()), {}
-        for channel in live:
-            await channel.close()
-        for task in list(self._closing):
+        left = [*self._live.values(), *self._closing.values()]
+        closing, self._live = list(self._closing), {}
+        for task in closing:
             task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.gather(*closing, return_exceptions=True)
+        # Those whose end has hardly begun too: a task that is cancelled before its first step does nothing.
+        for channel in left:
+            await channel.close()
 
 
 def is_transport_failure(error: grpc.RpcError) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -24,9 +25,13 @@ class Health:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    def add(self, server: Any) -> None:
+        """Add the health service to a server."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
     async def start(self, server: grpc.aio.Server) -> None:
         """Add the health service to `server` and follow the readiness from now on."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        self.add(server)
         await self._servicer.set("", _STATES.SERVING)
         await self._publish()
         loop = asyncio.get_running_loop()

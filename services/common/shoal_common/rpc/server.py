@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import grpc
 from grpc_reflection.v1alpha import reflection
 from shoal.common.v1.direct_service_pb2_grpc import add_DirectServiceServicer_to_server
 
+from shoal_common.rpc.direct.frames import MAX_MESSAGE_BYTES
 from shoal_common.rpc.direct.method_table import MethodTable
 from shoal_common.rpc.direct.server import DirectServer
 from shoal_common.rpc.direct.servicer import FULL_NAME as DIRECT_SERVICE
@@ -20,8 +22,7 @@ from shoal_common.rpc.interceptors import ServerInterceptor
 from shoal_common.rpc.readiness import Readiness
 from shoal_common.telemetry import Metrics
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""A prompt of 1M tokens is 3 to 4 MiB packed, just over gRPC's own limit."""
+logger = logging.getLogger(__name__)
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -80,6 +81,12 @@ class RpcServer:
         self._server: grpc.aio.Server | None = None
         self._has_direct = has_direct
         self._direct: DirectServer | None = None
+        if has_direct:
+            metrics.observe(
+                "rpc_direct_connections",
+                "Callers that are connected beside gRPC",
+                lambda: 0 if self._direct is None else self._direct.connection_count,
+            )
 
     async def start(self) -> str:
         """Listen and serve. Returns the address, with the real port where 0 was asked for. Raises AddressInUse."""
@@ -89,6 +96,7 @@ class RpcServer:
         names = [service.full_name for service in self._services]
         if self._has_direct:
             self._direct = await self._start_direct()
+        if self._direct is not None:
             add_DirectServiceServicer_to_server(DirectServicer(self._direct), server)
             names.append(DIRECT_SERVICE)
         await self._health.start(server)
@@ -112,8 +120,9 @@ class RpcServer:
         ending = [one.stop(grace_s) for one in (self._direct, self._server) if one is not None]
         await asyncio.gather(*ending)
 
-    async def _start_direct(self) -> DirectServer:
+    async def _start_direct(self) -> DirectServer | None:
         table = MethodTable()
+        self._health.add(table)
         for service in self._services:
             service.add(service.servicer, table)
         methods = {method: self._interceptor.around(method, one) for method, one in table.handlers.items()}
@@ -122,5 +131,7 @@ class RpcServer:
         try:
             await direct.start(host.strip("[]"))
         except OSError as error:
-            raise AddressInUse(f"no port for direct calls is free on {host}") from error
+            # A bad address is an error of the listener that callers know; this one they can do without.
+            logger.warning("no direct calls", extra={"host": host, "error": str(error)})
+            return None
         return direct

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from typing import cast
 
 from shoal_common.rpc.direct.frames import DirectBroken, FrameKind, FrameReader, pack_frame
+from shoal_common.same_host import unpace
 
 logger = logging.getLogger(__name__)
 
@@ -15,25 +18,33 @@ PING_S = 10.0
 SILENCE_S = 15.0
 """After so long without a word the connection has ended, as by gRPC; the server waits twice as long."""
 _QUEUED_BYTES = 1 << 20
+_CHOKED_BYTES = 16 << 20
+"""A server takes nothing more from a caller that leaves so much unread; one that still does not read is silent then.
+A caller always reads, so the two never wait for each other."""
 _LATE_S = 1.0
+_DOUBT_S = 0.1
+_FLUSH_S = 1.0
 _TURN_BYTES = 64 << 10
 
 
 class DirectConnection(asyncio.Protocol):
     """Reads frames and hands them to `_take`; writes; ends when the peer is silent, breaks the rules, or is gone."""
 
-    def __init__(self, *, pings: bool) -> None:
-        """pings: the caller's end, which asks for signs of life."""
-        self._pings = pings
+    def __init__(self, *, is_caller: bool) -> None:
+        """is_caller: the end that asks for signs of life, and that always reads."""
+        self._is_caller = is_caller
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader()
         self._is_full = False
+        self._is_choked = False
+        self._is_doubted = False
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._heard_s = self._due_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
+        self._lost = asyncio.Event()
         self.is_open = False
 
     # To the calls.
@@ -42,6 +53,11 @@ class DirectConnection(asyncio.Protocol):
     def is_full(self) -> bool:
         """It holds back as much as it should."""
         return self._is_full
+
+    @property
+    def queued_bytes(self) -> int:
+        """What it holds back."""
+        return self._unsent_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def write(self, frames: bytes) -> None:
         """Send, or queue. Nothing happens on a connection that has ended.
@@ -77,6 +93,20 @@ class DirectConnection(asyncio.Protocol):
                 self._transport.abort()
             else:
                 self._transport.close()
+        # After the calls have heard of the end.
+        self._loop.call_soon(self._wake)
+
+    async def closed(self) -> None:
+        """End it, once what is queued has left; after a second at the latest."""
+        self.close()
+        if self._transport is not None:
+            try:
+                async with asyncio.timeout(_FLUSH_S):
+                    await self._lost.wait()
+            except TimeoutError:
+                logger.debug("the peer does not take what it was told")
+            finally:
+                self._transport.abort()
 
     # For the two ends.
 
@@ -93,6 +123,12 @@ class DirectConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport, self.is_open = cast(asyncio.Transport, transport), True
         self._transport.set_write_buffer_limits(high=_QUEUED_BYTES)
+        connected = transport.get_extra_info("socket")
+        if connected.family != socket.AF_UNIX:
+            # A peer that is gone already shows elsewhere.
+            with contextlib.suppress(OSError):
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            unpace(connected)
         self._heard_s = self._due_s = self._loop.time()
         self._look()
 
@@ -100,28 +136,42 @@ class DirectConnection(asyncio.Protocol):
         self.is_open = False
         if self._timer is not None:
             self._timer.cancel()
-        self.resume_writing()
+        self._wake()
+        self._lost.set()
         self._ended(DirectBroken(f"the connection ended: {exc or 'closed'}"))
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
         try:
             for kind, call_id, payload in self._frames.feed(data):
-                if kind == FrameKind.PING:
-                    self.write(pack_frame(FrameKind.PONG, 0))
-                elif kind != FrameKind.PONG:
-                    self._take(kind, call_id, payload)
+                self._take(kind, call_id, payload)
                 if not self.is_open:
                     return
         except DirectBroken as error:
             logger.warning("a direct connection breaks the rules", extra={"error": error.message})
             self.close(at_once=True)
+        else:
+            if self._is_full and not self._is_caller and self.queued_bytes > _CHOKED_BYTES:
+                self._choke()
 
     def pause_writing(self) -> None:
         self._is_full = True
 
     def resume_writing(self) -> None:
         self._is_full = False
+        self._wake()
+        if self._is_choked:
+            self._is_choked = False
+            if self._transport is not None and self.is_open:
+                self._heard_s = self._loop.time()
+                self._transport.resume_reading()
+
+    def _choke(self) -> None:
+        if self._transport is not None and not self._is_choked:
+            self._is_choked = True
+            self._transport.pause_reading()
+
+    def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():
@@ -141,13 +191,17 @@ class DirectConnection(asyncio.Protocol):
             # This process stood still itself; what came meanwhile is not read yet.
             self._heard_s = now_s
         silent_s = now_s - self._heard_s
-        limit_s = SILENCE_S if self._pings else 2 * SILENCE_S
-        if silent_s >= limit_s:
-            logger.info("a direct connection is silent", extra={"seconds": round(silent_s, 1)})
-            self.close(at_once=True)
-            return
+        limit_s = SILENCE_S if self._is_caller else 2 * SILENCE_S
         next_s = limit_s - silent_s
-        if self._pings:
+        if silent_s >= limit_s:
+            if self._is_doubted:
+                logger.info("a direct connection is silent", extra={"seconds": round(silent_s, 1)})
+                self.close(at_once=True)
+                return
+            # Timers may come before what has arrived: it is judged by the second look.
+            next_s = _DOUBT_S
+        self._is_doubted = silent_s >= limit_s
+        if self._is_caller and not self._is_doubted:
             if silent_s >= PING_S:
                 self.write(pack_frame(FrameKind.PING, 0))
             else:

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 import grpc
 
+from shoal_common.errors import MeshError
 from shoal_common.rpc.direct.frames import Ending, Opening
 from shoal_common.rpc.direct.messages import Messages
-
-_DETAILS_KEY = "grpc-status-details-bin"
+from shoal_common.rpc.status import DETAILS_KEY, trailing_metadata
 
 
 class DirectContext:
@@ -52,9 +52,13 @@ class DirectContext:
         """End the call; raises always."""
         self._code, self._details = code, details
         for key, value in trailing_metadata:
-            if key == _DETAILS_KEY and isinstance(value, bytes):
+            if key == DETAILS_KEY and isinstance(value, bytes):
                 self._status = value
         raise grpc.aio.AbortError("the call was aborted")
+
+    async def abort_with(self, error: MeshError) -> NoReturn:
+        """End the call with the status of `error`; raises always."""
+        await self.abort(grpc.StatusCode[error.code], error.message, trailing_metadata(error))
 
     def set_code(self, code: grpc.StatusCode) -> None:
         """Of a method that is not implemented."""

@@ -1,48 +1,28 @@
-"""The serving end of direct connections: the methods of a gRPC server, by the same handlers."""
+"""The serving end of direct connections: where they are taken."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import os
 import secrets
 import socket
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
-from shoal_common.rpc.direct.connection import DirectConnection
-from shoal_common.rpc.direct.context import DirectContext
-from shoal_common.rpc.direct.frames import (
-    KEY_BYTES,
-    DirectBroken,
-    Ending,
-    FrameKind,
-    Opening,
-    pack_frame,
-    pack_hello,
-    unpack_credit,
-    unpack_hello,
-)
-from shoal_common.rpc.direct.messages import Messages
-from shoal_common.same_host import unpace
+from shoal_common.rpc.direct.frames import KEY_BYTES
+from shoal_common.rpc.direct.serving import Serving
 
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    import grpc
+
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 MAX_CONNECTIONS = 1024
-MAX_CALLS = 16_384
-"""Of one connection at a time."""
-_HELLO_S = 5.0
 _BACKLOG = 128
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_UNAVAILABLE = Ending(grpc.StatusCode.UNAVAILABLE.value[0], "the server ends")
-_LATE = Ending(grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "Deadline Exceeded")
+_CANCEL_S = 1.0
+_ANY_IPV6 = "::"
 
 
 class DirectServer:
@@ -57,222 +37,62 @@ class DirectServer:
         self.key = secrets.token_bytes(KEY_BYTES)
         self.port = 0
         self.socket_name = ""
-        self._connections: set[_Serving] = set()
-        self._servers: list[asyncio.Server] = []
         self.is_stopping = False
+        self._connections: set[Serving] = set()
+        self._servers: list[asyncio.Server] = []
+
+    @property
+    def connection_count(self) -> int:
+        """Callers that are connected. From any thread."""
+        return len(self._connections)
 
     async def start(self, host: str) -> None:
-        """Listen on a free port of `host`. Raises OSError."""
+        """Listen on a free port of `host`. Raises OSError, then listens nowhere."""
         loop = asyncio.get_running_loop()
-        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # As gRPC, which takes callers of both families there.
+        is_dual = host == _ANY_IPV6 and socket.has_dualstack_ipv6()
+        listener = socket.create_server((host, 0), family=family, dualstack_ipv6=is_dual)
         self.port = listener.getsockname()[1]
-        self._servers.append(await loop.create_server(lambda: _Serving(self), sock=listener, backlog=_BACKLOG))
+        self._servers.append(await loop.create_server(lambda: Serving(self), sock=listener, backlog=_BACKLOG))
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         name = f"shoal-direct-{secrets.token_hex(16)}"
-        local.bind(f"\0{name}")
-        self._servers.append(await loop.create_unix_server(lambda: _Serving(self), sock=local, backlog=_BACKLOG))
+        try:
+            local.bind(f"\0{name}")
+            self._servers.append(await loop.create_unix_server(lambda: Serving(self), sock=local, backlog=_BACKLOG))
+        except BaseException:
+            local.close()
+            await self.stop(0)
+            raise
         self.socket_name = name
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls, wait at most `grace_s` for running ones, then cancel them and hang up."""
+        """Take no new calls, wait at most `grace_s` for running ones, then cancel them and hang up. Safe to repeat."""
         self.is_stopping = True
         for server in self._servers:
             server.close()
-        running = [task for one in self._connections for task in one.tasks()]
+        running = self._running()
         if running and grace_s > 0:
             await asyncio.wait(running, timeout=grace_s)
-        cut = [task for one in self._connections for task in one.tasks()]
-        for task in cut:
-            task.cancel()
-        await asyncio.gather(*cut, return_exceptions=True)
+        cut = self._running()
         for connection in list(self._connections):
-            connection.close()
+            connection.cut()
+        if cut:
+            _, stuck = await asyncio.wait(cut, timeout=_CANCEL_S)
+            if stuck:
+                logger.warning("calls do not end when they are cancelled", extra={"calls": len(stuck)})
+        await asyncio.gather(*(connection.closed() for connection in self._connections))
 
-    def connected(self, connection: _Serving) -> bool:
+    def connected(self, connection: Serving) -> bool:
         """A connection was made. False: it is one too many."""
         if self.is_stopping or len(self._connections) >= MAX_CONNECTIONS:
             return False
         self._connections.add(connection)
         return True
 
-    def disconnected(self, connection: _Serving) -> None:
+    def disconnected(self, connection: Serving) -> None:
         """It is over."""
         self._connections.discard(connection)
 
-
-class _Call:
-    """One call being served."""
-
-    __slots__ = ("context", "is_late", "messages", "task", "timer")
-
-    def __init__(self, messages: Messages, context: DirectContext) -> None:
-        self.messages, self.context = messages, context
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.is_late = False
-
-    def expire(self) -> None:
-        """Its deadline has passed."""
-        self.is_late = True
-        self.cancel()
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more."""
-        self.context.cancel()
-        if self.task is not None:
-            self.task.cancel()
-
-
-class _Serving(DirectConnection):
-    """One caller."""
-
-    def __init__(self, server: DirectServer) -> None:
-        super().__init__(pings=False)
-        self._server = server
-        self._calls: dict[int, _Call] = {}
-        self._last_id = 0
-        self._is_known = False
-        self._hello: asyncio.TimerHandle | None = None
-
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """What is running."""
-        return [call.task for call in self._calls.values() if call.task is not None]
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        peer = transport.get_extra_info("socket")
-        if peer.family == socket.AF_UNIX:
-            _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-            is_ours = uid == os.geteuid()
-        else:
-            is_ours = True
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            unpace(peer)
-        if not is_ours or not self._server.connected(self):
-            self.close(at_once=True)
-            return
-        self._hello = self._loop.call_later(_HELLO_S, self._is_unknown)
-
-    def _is_unknown(self) -> None:
-        if not self._is_known:
-            self.close(at_once=True)
-
-    def _ended(self, error: DirectBroken) -> None:
-        self._server.disconnected(self)
-        if self._hello is not None:
-            self._hello.cancel()
-        for call in list(self._calls.values()):
-            call.messages.fail(error)
-            call.cancel()
-
-    def _take(self, kind: int, call_id: int, payload: bytes) -> None:
-        if not self._is_known:
-            self._greet(kind, payload)
-        elif kind == FrameKind.OPEN:
-            self._open(call_id, payload)
-        else:
-            call = self._calls.get(call_id)
-            if call is None:
-                if call_id > self._last_id:
-                    raise DirectBroken(f"a frame for call {call_id}, which was not opened")
-                return  # It crossed the end of the call.
-            if kind == FrameKind.MESSAGE:
-                call.messages.feed(payload)
-            elif kind == FrameKind.CREDIT:
-                call.messages.feed_credit(unpack_credit(payload))
-            elif kind == FrameKind.HALF_CLOSE:
-                call.messages.feed_end()
-            elif kind == FrameKind.CANCEL:
-                call.cancel()
-            else:
-                raise DirectBroken(f"a frame of kind {kind}")
-
-    def _greet(self, kind: int, payload: bytes) -> None:
-        if kind != FrameKind.HELLO or not secrets.compare_digest(unpack_hello(payload), self._server.key):
-            raise DirectBroken("the caller does not show this server's key")
-        self._is_known = True
-        self.write(pack_frame(FrameKind.HELLO, 0, pack_hello(bytes(KEY_BYTES))))
-
-    def _open(self, call_id: int, payload: bytes) -> None:
-        if call_id <= self._last_id:
-            raise DirectBroken(f"call {call_id} after call {self._last_id}")
-        self._last_id = call_id
-        opening = Opening.unpack(payload)
-        handler = self._server.methods.get(opening.method)
-        refusal = self._refusal(opening, handler)
-        if handler is None or refusal is not None:
-            self.write(pack_frame(FrameKind.END, call_id, (refusal or _UNAVAILABLE).pack()))
-            return
-        messages = Messages(self, call_id)
-        is_endless = math.isinf(opening.timeout_s)
-        deadline_s = math.inf if is_endless else self._loop.time() + opening.timeout_s
-        context = DirectContext(opening, messages, handler.response_serializer or bytes, deadline_s=deadline_s)
-        call = self._calls[call_id] = _Call(messages, context)
-        if not is_endless:
-            call.timer = self._loop.call_at(deadline_s, call.expire)
-        call.task = self._loop.create_task(self._run(call_id, call, handler, opening.request))
-
-    def _refusal(self, opening: Opening, handler: Handler | None) -> Ending | None:
-        if handler is None:
-            return Ending(grpc.StatusCode.UNIMPLEMENTED.value[0], "Method not found!")
-        if self._server.is_stopping:
-            return _UNAVAILABLE
-        if len(self._calls) >= MAX_CALLS:
-            return Ending(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], f"{MAX_CALLS} calls run on this connection")
-        if (opening.request is None) != handler.request_streaming or opening.timeout_s != opening.timeout_s:
-            raise DirectBroken(f"{opening.method} was not opened as a method of its kind")
-        return None
-
-    async def _run(self, call_id: int, call: _Call, handler: Handler, request: bytes | None) -> None:
-        ending = None
-        answer = b""
-        try:
-            read = handler.request_deserializer or bytes
-            taken = _Requests(call.messages, read) if request is None else read(request)
-            function = getattr(handler, _ARITIES[handler.request_streaming, handler.response_streaming])
-            result = await function(taken, call.context)
-            if not handler.response_streaming:
-                serialize = handler.response_serializer or bytes
-                answer = pack_frame(FrameKind.MESSAGE, call_id, serialize(result))
-            ending = call.context.ending()
-        except grpc.aio.AbortError:
-            ending = call.context.ending()
-        except asyncio.CancelledError:
-            # A caller that has left is told nothing.
-            ending = _LATE if call.is_late else None if call.context.cancelled() else _UNAVAILABLE
-        except DirectBroken:
-            pass  # There is nobody to tell.
-        except Exception as error:
-            logger.error("a direct call failed outside of its method", exc_info=error)
-            ending = Ending(grpc.StatusCode.INTERNAL.value[0], "internal error; the server's log has the details")
-        finally:
-            del self._calls[call_id]
-            if call.timer is not None:
-                call.timer.cancel()
-            call.messages.fail(DirectBroken("the call has ended"))
-            if ending is not None:
-                self.write(answer + pack_frame(FrameKind.END, call_id, ending.pack()))
-
-
-_ARITIES = {
-    (False, False): "unary_unary",
-    (False, True): "unary_stream",
-    (True, False): "stream_unary",
-    (True, True): "stream_stream",
-}
-
-
-class _Requests:
-    """The messages of a caller as gRPC gives them: an asynchronous iterator."""
-
-    def __init__(self, messages: Messages, read: Callable[[bytes], Any]) -> None:
-        self._messages, self._read = messages, read
-
-    def __aiter__(self) -> _Requests:
-        return self
-
-    async def __anext__(self) -> Any:
-        payload = await self._messages.next()
-        if payload is None:
-            raise StopAsyncIteration
-        return self._read(payload)
+    def _running(self) -> list[asyncio.Task[None]]:
+        return [task for one in self._connections for task in one.tasks()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 _LOCATE_S = 2.0
 _AGAIN_S = 1.0
 """After a failure. The server that is there then may be another one."""
+_RETIRED_S = 600.0
 _ABSENT_S = 30.0
 """After a server has said that it takes no direct calls, or none could be made."""
 
@@ -33,16 +35,20 @@ class DirectWay:
         self._search: asyncio.Task[None] | None = None
         self._next_s = 0.0
         self._is_closed = False
+        self._retired: asyncio.Task[None] | None = None
 
     def connection(self) -> DirectClient | None:
         """The connection, if it is up. Without one a search is begun when it is time for one."""
         connection = self._connection
-        if connection is not None and connection.is_open:
-            return connection
+        if connection is not None and connection.takes_calls:
+            return None if connection.is_overloaded else connection
         if self._search is None and not self._is_closed:
             loop = asyncio.get_running_loop()
             if loop.time() >= self._next_s:
-                self._search = loop.create_task(self._look())
+                if connection is not None and connection.is_open:
+                    self._retire(connection)
+                # Of no caller's trace: the connection is for all of them.
+                self._search = loop.create_task(self._look(), context=contextvars.Context())
         return None
 
     async def settle(self, timeout_s: float) -> None:
@@ -57,8 +63,16 @@ class DirectWay:
             self._search.cancel()
             await asyncio.gather(self._search, return_exceptions=True)
         connection, self._connection = self._connection, None
+        if self._retired is not None:
+            self._retired.cancel()
+            await asyncio.gather(self._retired, return_exceptions=True)
         if connection is not None:
             await connection.finish(grace_s)
+
+    def _retire(self, connection: DirectClient) -> None:
+        # It has no numbers left for calls, after four thousand millions of them.
+        self._connection = None
+        self._retired = asyncio.get_running_loop().create_task(connection.finish(_RETIRED_S))
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
