@@ -19,7 +19,7 @@ from shoal_common.errors import MeshError
 from shoal_common.request_scope import REQUEST_ID_KEY, request_id
 from shoal_common.rpc.reading import readable, reading
 from shoal_common.rpc.status import to_status, trailing_metadata
-from shoal_common.telemetry import TRACE_KEYS, TRACER, Metrics, extract, may_record
+from shoal_common.telemetry import TRACE_KEYS, TRACER, Metrics, extract, follow, may_record
 
 logger = logging.getLogger(__name__)
 
@@ -145,13 +145,12 @@ class _About:
 
 
 def _entered(name: str, metadata: dict[str, str]) -> trace.Span | None:
-    """The span of a call, current from now on; None where nobody records one and the caller has named its own."""
-    caller = extract(metadata)
-    if TRACE_KEYS[0] in metadata and not may_record(metadata):
-        otel_context.attach(caller)
+    """The span of a call, current from now on; None where nobody may see it: then the caller's is, if it named one."""
+    if not may_record(metadata):
+        follow(metadata)
         return None
     attributes = {"rpc.system": "grpc", "rpc.method": name}
-    span = TRACER.start_span(name, context=caller, kind=SpanKind.SERVER, attributes=attributes)
+    span = TRACER.start_span(name, context=extract(metadata), kind=SpanKind.SERVER, attributes=attributes)
     otel_context.attach(trace.set_span_in_context(span))
     return span
 
