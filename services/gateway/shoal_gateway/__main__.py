@@ -118,8 +118,7 @@ async def start(process: Process, loaded: Loaded[GatewayConfig]) -> None:
 
 def main() -> None:
     """Console script."""
-    # The tokenizer asks for this at each prompt. Handing a short one to a pool of threads costs more than the prompt,
-    # and a long one would take all cores from the streams; who has cores to spare may say otherwise.
+    # Of the recipe's tokenizer: its threads cost more than they save, at every length of a prompt.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loaded = settings.load_or_exit(GatewayConfig, service=ROLE, environ=os.environ, argv=sys.argv[1:])
     process = processes.begin(ROLE, loaded)
