@@ -191,6 +191,7 @@ def test_priority_tenant_and_user_travel_with_the_request(mesh: GatewayMesh, htt
     assert (mine.priority, other.priority) == (7, 0)
     assert mine.tenant == identity.tenant_tag("s", tenant="team").hex()[:16]
     assert other.tenant != mine.tenant
+    assert mine.user == identity.tenant_tag("s", tenant="ann").hex()[:16]
     chains = [
         one.chains[0].block_hashes[0] for one in (mine, submitted("free", "bob"), submitted("free", "ann"), other)
     ]

@@ -99,11 +99,28 @@ class EngineLike(Protocol):
         """Counts for the load report."""
 
 
-class PromptLoader(Protocol):
-    """Gets the prompt of an admitted request into the engine, from the mesh or by its own prefill, and begins it."""
+async def answered(future: Future[None]) -> None:
+    """The engine's answer, without a turn of the event loop where it is there already."""
+    if not future.done():
+        await asyncio.wrap_future(future)
+    future.result()
 
-    async def load(self, start: GenerationStart) -> None:
-        """Returns once the engine may run the request. Raises MeshError if it never will; safe to cancel."""
+
+async def admitted_by(admission: Future[None]) -> None:
+    """As `answered`, but a caller that is cancelled leaves the engine's answer alone: whoever asked takes it back."""
+    if not admission.done():
+        await asyncio.shield(asyncio.wrap_future(admission))
+    admission.result()
+
+
+class PromptLoader(Protocol):
+    """Gets the prompt of a request into the engine, from the mesh or by its own prefill, and begins it."""
+
+    async def load(self, start: GenerationStart, admission: Future[None]) -> None:
+        """Returns once the engine may run the request. Raises MeshError if it never will; safe to cancel.
+
+        admission   the engine's answer; what does not need it may be done before
+        """
 
 
 class LocalPrefill:
@@ -112,6 +129,7 @@ class LocalPrefill:
     def __init__(self, engine: EngineLike) -> None:
         self._engine = engine
 
-    async def load(self, start: GenerationStart) -> None:
+    async def load(self, start: GenerationStart, admission: Future[None]) -> None:
         """Begin at once."""
-        await asyncio.wrap_future(self._engine.begin(start.request_id, start.attempt))
+        await admitted_by(admission)
+        await answered(self._engine.begin(start.request_id, start.attempt))

@@ -14,6 +14,7 @@ from shoal_engine.cached_prefix import ChosenHit, choose_hit, read_prefix
 from shoal_engine.errors import BadRows, HitNotUsable
 from shoal_engine.replay import usable_hit
 
+from shoal_decode_worker.engine_like import admitted_by, answered
 from shoal_decode_worker.generation import EngineFacts, GenerationStart, PrefillTarget
 from shoal_decode_worker.prefill_client import PrefillClient, RemotePrefillFailed, RowsEngine
 
@@ -68,9 +69,10 @@ class MeshPrompt:
         self._prefills = metrics.counter("prefills", "Prompts by where they were prefilled", ("where",))
         self._failures = metrics.counter("remote_prefill_failures", "Prefill calls that failed", ("reason",))
 
-    async def load(self, start: GenerationStart) -> None:
+    async def load(self, start: GenerationStart, admission: Future[None]) -> None:
         """Load the prompt and begin. One whose tokens are to be reported runs here from its first token."""
         if start.sampling.prompt_logprobs is not None:
+            await admitted_by(admission)
             return await self._begin(start)
         facts = self._engine.facts
         hashes = HashChain(start.cache_root, start.prompt_ids).hashes if start.cache_root is not None else []
@@ -85,6 +87,7 @@ class MeshPrompt:
             replay_reach_tokens=self._engine.encoder_reach,
             recompute_tokens_per_s=self._engine.prefill_tokens_per_s,
         ) as prefix:
+            await admitted_by(admission)
             hit = choose_hit(prefix.hit_tokens, prefix.replay_tokens, self._engine.encoder_reach)
             for target in prefill_targets(start, hit.tokens, self._local_tokens):
                 try:
@@ -99,7 +102,7 @@ class MeshPrompt:
         await self._begin(start)
 
     async def _begin(self, start: GenerationStart) -> None:
-        await asyncio.wrap_future(self._engine.begin(start.request_id, start.attempt))
+        await answered(self._engine.begin(start.request_id, start.attempt))
         self._prefills.labels("local").inc()
 
     async def _load_local(self, start: GenerationStart, prefix: Prefix, hit: ChosenHit) -> None:

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from shoal.decode.v1 import decode_service_pb2 as pb
 from shoal.decode.v1 import decode_service_pb2_grpc as rpc
 from shoal_common.errors import Internal, MeshError
 
-from shoal_decode_worker.engine_like import EngineLike, PromptLoader
+from shoal_decode_worker.engine_like import EngineLike, PromptLoader, admitted_by
 from shoal_decode_worker.frames import Frames
 from shoal_decode_worker.frames_stream import serve_frames
 from shoal_decode_worker.generation import GenerationStart, check
@@ -77,28 +78,33 @@ class DecodeServicer(rpc.DecodeServiceServicer):
         return pb.FinishResponse()
 
     async def _run(self, start: GenerationStart, session: Session, context: Context) -> None:
-        # Shielded: the engine answers in any case, and `close` takes back what it then holds.
-        await asyncio.shield(asyncio.wrap_future(self._engine.admit(start)))
-        if session.failure is not None:
-            # Superseded or moved while its constraint was compiled.
-            raise session.failure
-        facts = self._engine.facts
-        admitted = pb.Admitted(
-            numerics_id=facts.numerics_id,
-            seed=start.sampling.seed,
-            constraint_id=facts.constraint_id if start.constraint is not None else "",
-        )
-        loading = asyncio.create_task(self._load(start, session))
+        admission = self._engine.admit(start)
+        # What is cached is asked for while the engine admits; a constraint can take long to compile.
+        if start.constraint is not None:
+            await admitted_by(admission)
+        loading = asyncio.create_task(self._load(start, admission, session))
         try:
-            await context.write(pb.GenerateResponse(admitted=admitted))
+            await admitted_by(admission)
+            if session.failure is not None:
+                # Superseded or moved while its constraint was compiled.
+                raise session.failure
+            await context.write(pb.GenerateResponse(admitted=self._admitted(start)))
             await self._deliver(session, context)
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
 
-    async def _load(self, start: GenerationStart, session: Session) -> None:
+    def _admitted(self, start: GenerationStart) -> pb.Admitted:
+        facts = self._engine.facts
+        return pb.Admitted(
+            numerics_id=facts.numerics_id,
+            seed=start.sampling.seed,
+            constraint_id=facts.constraint_id if start.constraint is not None else "",
+        )
+
+    async def _load(self, start: GenerationStart, admission: Future[None], session: Session) -> None:
         try:
-            await self._loader.load(start)
+            await self._loader.load(start, admission)
         except MeshError as error:
             # The caller may have finished every choice meanwhile: then there is nothing to load any more.
             if session.request.usage is None:

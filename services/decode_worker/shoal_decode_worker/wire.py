@@ -23,6 +23,8 @@ _REASONS = {
     FinishReason.UNKNOWN: sampling_pb2.FINISH_REASON_UNSPECIFIED,
 }
 
+_DEFAULTS = SamplingSpec(seed=0)
+
 
 def start_from(request: pb.GenerateRequest, draw_seed: Callable[[], int]) -> GenerationStart:
     """The request as values; absent fields get their defaults, an absent seed is drawn."""
@@ -54,7 +56,7 @@ def _constraint(message: pb.OutputConstraint) -> OutputConstraint:
 
 
 def _sampling(params: sampling_pb2.SamplingParams, draw_seed: Callable[[], int]) -> SamplingSpec:
-    defaults = SamplingSpec(seed=0)
+    defaults = _DEFAULTS
     return SamplingSpec(
         seed=params.seed if params.HasField("seed") else draw_seed(),
         temperature=params.temperature if params.HasField("temperature") else defaults.temperature,

@@ -118,6 +118,8 @@ async def start(process: Process, loaded: Loaded[GatewayConfig]) -> None:
 
 def main() -> None:
     """Console script."""
+    # Of the recipe's tokenizer: its threads cost more than they save, at every length of a prompt.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loaded = settings.load_or_exit(GatewayConfig, service=ROLE, environ=os.environ, argv=sys.argv[1:])
     process = processes.begin(ROLE, loaded)
     processes.run(process, start(process, loaded))

@@ -229,7 +229,7 @@ class Answers:
             request_id=request_id,
             model=self._model_name,
             prepared=prepared,
-            tenant=self._chains.fair_share(prepared.tenant, prepared.user_id),
+            share=self._chains.fair_share(prepared.tenant, prepared.user_id),
             chains=chains,
             reader=reader,
             reserve=self._reserve,

@@ -13,11 +13,14 @@ from typing import Any, TypeAlias
 
 from shoal_common.errors import FieldViolation, InvalidArgument
 
+from shoal_gateway.blame_in_lists import OF_LISTS, objects
+
 Said: TypeAlias = Callable[[Any], str | None]
 """What the recipe says where this value stands; None: nothing."""
 
 _PATH = re.compile(r"\.?\b(messages|input|tools|stop)((?:\[\d+\]|\.\d+)(?:\[\d+\]|\.\w+)*)?")
 _QUOTED = re.compile(r"Invalid '([a-z_]+[\w.\[\]]*)'")
+_QUOTED_FIRST = re.compile(_QUOTED.pattern + ": *")
 _LEADING = re.compile(r"([\w.\[\]]+): *")
 _VALUE_OF = re.compile(r"Invalid (\w+)(?: and \w+)? value, ")
 _PARSER = "the request cannot be read: invalid request body: "
@@ -36,6 +39,14 @@ _GOOD_SCHEMA: Mapping[str, Any] = {
     "required": ["a"],
     "additionalProperties": False,
 }
+_OF_FIELD = (
+    ("Empty input messages", "messages"),
+    ("'tool_call'", "tool_choice"),
+    ("does not support this tool_choice", "tool_choice"),
+    ("Either input or instructions", "input"),
+    ("response_format should not be used", "response_format"),
+    ("response_format json_object should not be used", "response_format"),
+)
 # No field takes both: what is read before the fault is at fault itself with one of them.
 _ODD = (-987654321, "\x00")
 
@@ -66,9 +77,11 @@ def refused_at(field: str, message: str) -> InvalidArgument:
     # What the recipe put in front, in its own spelling.
     if (path := _LEADING.match(told)) is not None and bracketed(path[1]) == field:
         told = told[path.end() :]
+    quoted = _QUOTED_FIRST.match(told)
+    pathless = told if quoted is None else told[quoted.end() :]
     if field in told:
-        return InvalidArgument(told, violations=(FieldViolation(field, told),), field=field)
-    return InvalidArgument.at(field, told)
+        return InvalidArgument(told, violations=(FieldViolation(field, pathless),), field=field)
+    return InvalidArgument.at(field, pathless)
 
 
 def bracketed(path: str) -> str:
@@ -78,9 +91,9 @@ def bracketed(path: str) -> str:
 
 def _named(message: str, body: Mapping[str, Any]) -> str | None:
     """From the words alone, or what they say of the messages."""
-    for words, field, find, rest in _OF_LISTS:
+    for words, field, find, rest in OF_LISTS:
         if (found := words.search(message)) is not None:
-            index = find(_objects(body.get(field)), found)
+            index = find(objects(body.get(field)), found)
             return field if index is None else f"{field}[{index}]{rest}"
     for text, field in _OF_FIELD:
         if text in message:
@@ -189,117 +202,3 @@ def _as_sent(path: str, body: Mapping[str, Any]) -> str:
     if path.startswith("stop") and "stop" not in body and "stop_sequences" in body:
         return "stop_sequences" + path.removeprefix("stop")
     return path
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [one if isinstance(one, dict) else {} for one in value] if isinstance(value, list) else []
-
-
-_Messages: TypeAlias = list[dict[str, Any]]
-_Find: TypeAlias = Callable[[_Messages, re.Match[str]], int | None]
-
-
-def _first(is_it: Callable[[_Messages, int], bool]) -> _Find:
-    """The index of the first of which that is true."""
-
-    def find(messages: _Messages, found: re.Match[str]) -> int | None:
-        return next((index for index in range(len(messages)) if is_it(messages, index)), None)
-
-    return find
-
-
-def _is_unanswered(messages: _Messages, index: int) -> bool:
-    """A turn with calls to which not all answers follow."""
-    wanted = {call.get("id") for call in _objects(messages[index].get("tool_calls"))}
-    for later in range(index + 1, len(messages) if wanted else 0):
-        message = messages[later]
-        if message.get("role") != "tool" or not wanted:
-            break
-        wanted.discard(message.get("tool_call_id"))
-    return bool(wanted)
-
-
-def _is_unasked(messages: _Messages, index: int) -> bool:
-    """A tool's answer without a turn that called it."""
-    before = messages[index - 1] if index else {}
-    return messages[index].get("role") == "tool" and before.get("role") != "tool" and not before.get("tool_calls")
-
-
-def _thoughtless(messages: _Messages, found: re.Match[str]) -> int | None:
-    """A turn with calls that came without its thought. Before the last user's turn none is missed."""
-    asked = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=-1)
-    turns = range(asked + 1, len(messages))
-    return next(
-        (at for at in turns if messages[at].get("tool_calls") and not messages[at].get("reasoning_content")), None
-    )
-
-
-def _thoughtless_blocks(messages: _Messages, found: re.Match[str]) -> int | None:
-    """As that, of Anthropic's blocks: the last such turn, because thoughts are missed behind the last question only."""
-    kinds = [{block.get("type") for block in _objects(message.get("content"))} for message in messages]
-    turns = [index for index, some in enumerate(kinds) if "tool_use" in some and "thinking" not in some]
-    return turns[-1] if turns else None
-
-
-def _is_misplaced(messages: _Messages, index: int) -> bool:
-    """A turn that is to be continued, and cannot be."""
-    place = (index, messages[index].get("role"))
-    return bool(messages[index].get("prefix")) and place != (len(messages) - 1, "assistant")
-
-
-def _is_silent(messages: _Messages, index: int) -> bool:
-    """A turn that says nothing."""
-    message = messages[index]
-    return message.get("role") == "assistant" and message.get("content") is None and not message.get("tool_calls")
-
-
-def _is_continued(messages: _Messages, index: int) -> bool:
-    """The turn that is to be continued."""
-    return bool(messages[index].get("prefix"))
-
-
-def _repeated(tools: _Messages, found: re.Match[str]) -> int | None:
-    """A tool whose name one before it has."""
-    seen: set[str] = set()
-    for index, tool in enumerate(tools):
-        name = str((tool.get("function") or tool).get("name"))
-        if name in seen:
-            return index
-        seen.add(name)
-    return None
-
-
-def _of_call(kind: str) -> _Find:
-    """The item of that type that has the id in the message."""
-
-    def find(items: _Messages, found: re.Match[str]) -> int | None:
-        def is_it(index: int) -> bool:
-            return items[index].get("type") == kind and items[index].get("call_id") == found[1]
-
-        return next((index for index in range(len(items)) if is_it(index)), None)
-
-    return find
-
-
-_OF_LISTS: tuple[tuple[re.Pattern[str], str, _Find, str], ...] = (
-    (re.compile("must be followed by tool messages"), "messages", _first(_is_unanswered), ".tool_calls"),
-    (re.compile("must be a response to a preceding message"), "messages", _first(_is_unasked), ".tool_call_id"),
-    (re.compile("`reasoning_content` in the thinking"), "messages", _thoughtless, ".reasoning_content"),
-    (re.compile(r"`content\[\]\.thinking` in the thinking"), "messages", _thoughtless_blocks, ".content"),
-    (re.compile("`reasoning_text` in the thinking"), "input", lambda *_: None, ""),
-    (re.compile("prefix set true with message"), "messages", _first(_is_misplaced), ".prefix"),
-    (re.compile("call should not be used with prefix"), "messages", _first(_is_continued), ".prefix"),
-    (re.compile("content or tool_calls must be set"), "messages", _first(_is_silent), ".content"),
-    (re.compile("Tool names must be unique"), "tools", _repeated, ""),
-    (re.compile(r"No tool output found for tool call (.*)\.$"), "input", _of_call("function_call"), ".call_id"),
-    (re.compile(r"for tool output with call_id (.*)\.$"), "input", _of_call("function_call_output"), ".call_id"),
-)
-"""What a message is about, the list that has it, where in it, and what of that."""
-_OF_FIELD = (
-    ("Empty input messages", "messages"),
-    ("'tool_call'", "tool_choice"),
-    ("does not support this tool_choice", "tool_choice"),
-    ("Either input or instructions", "input"),
-    ("response_format should not be used", "response_format"),
-    ("response_format json_object should not be used", "response_format"),
-)

@@ -26,10 +26,10 @@ MAX_BIASES = 1024
 MAX_BAD_WORD_BYTES = 1024
 _EXTENSION = frozenset({"sampling", "ignore_eos", "stop_token_ids", "determinism"})
 _EXTENSION |= {"bad_words", "forced_ids", "prompt_logprobs", "seed", "cache_points", "ebnf"}
-# Replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names only, and
-# leaves usage out of what it takes for a stream.
-_OURS = frozenset({"model", "n", "seed", "max_tokens", "max_completion_tokens", "reasoning_effort", "logit_bias"})
-_OURS |= {"shoal", "stream", "stream_options"}
+# Others are replaced by ours before the recipe sees the body: it knows one choice, tier names and its own model names
+# only. What it does not read is kept from it: it would refuse the body for how deep that is nested.
+_OF_RECIPE = frozenset({"messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "thinking"})
+_OF_RECIPE |= {"stop", "logprobs", "top_logprobs", "temperature", "top_p", "presence_penalty", "frequency_penalty"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def refuse_cache_points(fields: ChatFields) -> ChatFields:
 
 def recipe_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
     """The body as the recipe takes it: one choice, its own model name, an effort it has a name for."""
-    inner = {key: value for key, value in body.items() if key not in _OURS}
+    inner = {key: value for key, value in body.items() if key in _OF_RECIPE}
     inner["model"] = RECIPE_MODEL
     if fields.max_tokens is not None:
         inner["max_tokens"] = fields.max_tokens

@@ -27,13 +27,13 @@ from shoal_gateway.cache_points import cache_points
 from shoal_gateway.chat_fields import ChatFields
 from shoal_gateway.constraint import AskedConstraint, of_conversation, with_grammar
 from shoal_gateway.dialect import CHAT_DIALECT, Dialect
-from shoal_gateway.images import refuse_images, unsupported
 from shoal_gateway.output_shape import OutputShape
 from shoal_gateway.recipe_calls import convert, of_recipe
 from shoal_gateway.refusals import naming_what_is_too_long
 from shoal_gateway.sampling import as_asked, chat_params, fit_context
 from shoal_gateway.served_model import ServedModel
 from shoal_gateway.text import OutputRecipe
+from shoal_gateway.unseen import images_unsupported, refuse_unseen
 
 LARGE_BODY_BYTES = 32 * 1024
 """From here on encoding takes longer than a step should wait for: it goes to a thread."""
@@ -253,11 +253,11 @@ class Encoder:
     def _encoded(
         self, dialect: Dialect, body: dict[str, Any], effort_number: int | None, model: str
     ) -> EncodedConversation:
-        refuse_images(body)
+        refuse_unseen(body)
         converted, shape = convert(dialect, body, self._options, model)
         for message in converted.conversation.messages:
             for source in message.image_sources:
-                raise unsupported(bracketed(source.path))
+                raise images_unsupported(bracketed(source.path))
         ids = self._encode(converted.conversation, effort_number)
         return EncodedConversation(converted=converted, shape=shape, effort_number=effort_number, prompt_ids=ids)
 

@@ -156,8 +156,11 @@ def _chat(generation: generation_pb2.Generation, encoder: Encoder) -> EncodedCon
     try:
         return encoder.conversation(body, effort or None)
     except InvalidArgument as error:
-        field = _field_of(error.violations[0].field) if error.violations else "generation.chat"
-        raise InvalidArgument.at(field, error.message, reason=error.reason) from error
+        if not error.violations:
+            raise InvalidArgument.at("generation.chat", error.message, reason=error.reason) from error
+        wrong = error.violations[0]
+        # The description is without the path that the message names in the body's own spelling.
+        raise InvalidArgument.at(_field_of(wrong.field), wrong.description, reason=error.reason) from error
 
 
 def _field_of(field: str) -> str:

@@ -15,7 +15,8 @@ from shoal_gateway.chat_fields import (
 from shoal_gateway.fields import Fields
 
 _AS_IN_CHAT = ("model", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos", "shoal")
-_OURS = frozenset({"model", "max_tokens", "metadata", "stream", "seed", "ignore_eos", "shoal"})
+_OF_RECIPE = frozenset({"messages", "system", "tools", "tool_choice", "output_config", "thinking", "stop_sequences"})
+_OF_RECIPE |= {"temperature", "top_p"}
 MAX_SENT_TOKENS = 2**53
 """More than the model can write is lowered, as the hosted API does."""
 
@@ -36,7 +37,7 @@ def read_messages_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
 
 def messages_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
     """The body as the recipe takes it: its own model name, an effort that it has a name for."""
-    inner = {key: value for key, value in body.items() if key not in _OURS}
+    inner = {key: value for key, value in body.items() if key in _OF_RECIPE}
     inner["model"] = RECIPE_MODEL
     if fields.max_tokens is not None:
         inner["max_tokens"] = fields.max_tokens
@@ -49,6 +50,6 @@ def messages_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
 
 def _without_default_type(tool: Any) -> Any:
     """A tool of the client's own may say so; the recipe takes every type for a tool that a server runs."""
-    if isinstance(tool, dict) and tool.get("type") == "custom":
+    if isinstance(tool, dict) and tool.get("type") in (None, "custom"):
         return {key: value for key, value in tool.items() if key != "type"}
     return tool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 from shoal_common import identity
@@ -13,6 +14,13 @@ MAX_PAIRS = 4
 _SHARE_CHARS = 16
 _LARGE_PROMPT_TOKENS = 16 * 1024
 """From here on hashing takes more than a millisecond: it goes to a thread."""
+
+
+class FairShare(NamedTuple):
+    """Whose turn in the queue a request takes: names that tell a scheduler nothing, empty where there is none."""
+
+    tenant: str
+    user: str
 
 
 class PrefixChains:
@@ -47,9 +55,13 @@ class PrefixChains:
         """Whose entries these are, 32 bytes. Without API keys there is one tenant, of the empty name."""
         return identity.tenant_tag(self._secret, tenant=tenant)
 
-    def fair_share(self, tenant: str, user_id: str) -> str:
-        """By which name the scheduler shares its queue out: the tenant's; without API keys, the user's. Opaque."""
-        name = tenant or user_id
+    def fair_share(self, tenant: str, user_id: str) -> FairShare:
+        """By which names the scheduler shares its queue out. Without API keys every user is a tenant."""
+        if not tenant:
+            return FairShare(self._opaque(user_id), "")
+        return FairShare(self._opaque(tenant), self._opaque(user_id))
+
+    def _opaque(self, name: str) -> str:
         return identity.tenant_tag(self._secret, tenant=name).hex()[:_SHARE_CHARS] if name else ""
 
     async def of_prompt(self, prompt_ids: Sequence[int], *, tenant: str, user_id: str) -> list[pb.HashChain]:

@@ -18,7 +18,9 @@ from shoal_gateway.fields import Fields
 
 _AS_IN_CHAT = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "seed", "ignore_eos")
 _AS_IN_CHAT_TOO = ("shoal", "user_id")
-_OURS = frozenset({"model", "stream", "stream_options", "seed", "ignore_eos", "shoal"})
+_OF_RECIPE = frozenset({"input", "instructions", "tools", "tool_choice", "reasoning", "text", "user"})
+_OF_RECIPE |= {"max_output_tokens", "temperature", "top_p", "top_logprobs"}
+_PARTS = frozenset({"input_text", "output_text", "input_audio", "input_video", "text", "refusal", "reasoning_text"})
 _STORED = ("previous_response_id", "conversation", "prompt")
 _NOT_STORED = "answers are not stored here: send the whole conversation as input"
 MAX_METADATA = 16
@@ -37,11 +39,22 @@ def read_responses_fields(body: dict[str, Any], vocab_size: int) -> ChatFields:
 
 def responses_body(body: dict[str, Any], fields: ChatFields) -> dict[str, Any]:
     """The body as the recipe takes it: its own model name, an effort that it has a name for."""
-    inner = {key: value for key, value in body.items() if key not in _OURS}
+    inner = {key: value for key, value in body.items() if key in _OF_RECIPE}
     inner["model"] = RECIPE_MODEL
     if fields.effort_number is not None:
         inner["reasoning"] = {**body["reasoning"], "effort": "high"}
+    if isinstance(text := body.get("text"), dict):
+        inner["text"] = _without_null(text, "format")
+    if isinstance(items := body.get("input"), list):
+        inner["input"] = [_without_null(item, "type") for item in items]
     return inner
+
+
+def _without_null(value: Any, key: str) -> Any:
+    """Where the recipe takes null for a value of the wrong kind."""
+    if isinstance(value, dict) and key in value and value[key] is None:
+        return {name: one for name, one in value.items() if name != key}
+    return value
 
 
 def echoed(body: dict[str, Any]) -> dict[str, Any]:
@@ -74,11 +87,10 @@ def _refuse_what_is_not_here(body: dict[str, Any], top: Fields) -> None:
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if not isinstance(item, dict):
             continue
-        if item.get("type") == "item_reference":
+        kind = item.get("type")
+        if kind == "item_reference" or (kind is None and "id" in item and "role" not in item):
             raise InvalidArgument.at(f"input[{index}]", _NOT_STORED, reason="NOT_STORED")
-        content = item.get("content")
-        for at, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, dict) and part.get("type") == "input_file":
-                # The recipe would leave it out, and the answer would be about a file that the model never saw.
-                where = f"input[{index}].content[{at}]"
-                raise InvalidArgument.at(where, "files are not supported", reason="FILES_UNSUPPORTED")
+        if isinstance(kind, str) and kind in _PARTS:
+            # The recipe would leave it out, as it does items of which it knows nothing.
+            where = f"input[{index}].type"
+            raise InvalidArgument.at(where, f"{kind} is a part of a message's content, not an item")

@@ -23,6 +23,7 @@ from shoal_gateway.entry_sinks import DraftStep
 from shoal_gateway.journal import UNFINISHED, EntriesMissing, FinishReason
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.output_reader import OutputReader
+from shoal_gateway.prefix_chains import FairShare
 from shoal_gateway.refusals import ExactnessLost, NoCapacity, denied
 from shoal_gateway.reserve_client import ReserveClient
 from shoal_gateway.session import Lost, Phase, Refused, Session
@@ -59,7 +60,7 @@ class WritesThrough(Protocol):
 class Running:
     """Drives one Session. Reserving and AttemptListener at once; belongs to the event loop.
 
-    tenant      whose fair share of the queue it takes, as the scheduler may know it
+    share       whose share of the queue it takes, as the scheduler may know it
     on_change   called when there is output to read or the request has failed
     on_ended    called once, when nothing is held for the request any more
     """
@@ -70,7 +71,7 @@ class Running:
         request_id: str,
         model: str,
         prepared: Prepared,
-        tenant: str,
+        share: FairShare,
         chains: list[pb.HashChain],
         reader: OutputReader,
         reserve: ReserveClient,
@@ -81,7 +82,7 @@ class Running:
         on_ended: Callable[[], None],
     ) -> None:
         self._request_id, self._model, self._prepared, self._chains = request_id, model, prepared, chains
-        self._tenant = tenant
+        self._share = share
         self._reader, self._reserve, self._workers, self._metrics = reader, reserve, workers, metrics
         self._on_change, self._on_ended = on_change, on_ended
         self._loop = asyncio.get_running_loop()
@@ -145,7 +146,7 @@ class Running:
         submit = scheduler_messages.submit(
             self._prepared,
             model=self._model,
-            tenant=self._tenant,
+            share=self._share,
             chains=self._chains,
             remaining_s=max(0.0, self._deadline_s - now_s),
             waited_s=now_s - self._began_s,

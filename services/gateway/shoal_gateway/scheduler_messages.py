@@ -9,6 +9,7 @@ from shoal.common.v1 import sampling_pb2
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 
 from shoal_gateway.encode import Prepared
+from shoal_gateway.prefix_chains import FairShare
 from shoal_gateway.session import Session
 
 _NANOS = 1_000_000_000
@@ -18,7 +19,7 @@ def submit(
     prepared: Prepared,
     *,
     model: str,
-    tenant: str,
+    share: FairShare,
     chains: Sequence[pb.HashChain],
     remaining_s: float,
     waited_s: float,
@@ -32,7 +33,8 @@ def submit(
         max_tokens=prepared.params.max_tokens,
         choice_count=prepared.choice_count,
         model=model,
-        tenant=tenant,
+        tenant=share.tenant,
+        user=share.user,
         priority=prepared.priority,
         chains=chains,
         remaining=_duration(remaining_s),

@@ -124,9 +124,11 @@ class PrefillCall:
             # Shielded: the engine answers in any case, and `run` takes back what it then holds.
             await asyncio.shield(asyncio.wrap_future(admitted))
             hit = choose_hit(prefix.hit_tokens, prefix.replay_tokens, reach)
+            # What needs no rows runs while the caller is told.
+            starting = None if prefix.present_tokens or hit.tokens else tools.engine.start(self._job.key)
             await self._write(pb.PrefillResponse(hit=pb.Hit(hit_tokens=hit.tokens, grant=export.grant)))
             await self._load(prefix, hit)
-        await asyncio.wrap_future(tools.engine.start(self._job.key))
+        await asyncio.wrap_future(starting or tools.engine.start(self._job.key))
 
     async def _load(self, prefix: Prefix, hit: ChosenHit) -> None:
         """Without the rows of the hit the whole prompt is run; what the caller was promised is announced then too."""

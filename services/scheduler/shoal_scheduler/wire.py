@@ -35,6 +35,7 @@ def spec_of(submit: pb.Submit) -> RequestSpec:
         model=submit.model,
         priority=submit.priority,
         tenant=submit.tenant,
+        user=submit.user,
         numerics_id=submit.numerics_id if submit.HasField("numerics_id") else None,
         constraint_id=submit.constraint_id if submit.HasField("constraint_id") else None,
         chains=_chains(submit),

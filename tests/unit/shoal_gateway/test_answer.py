@@ -188,11 +188,14 @@ async def test_whose_request_it_is_decides_its_turn_and_its_cache(tokenizer: Tok
         requests = made.workers[0].requests
         assert {one.priority for one in submits} == {one.priority for one in requests} == {3}
         names = [one.tenant for one in submits]
-        # Without keys it is each user's turn, with keys each tenant's.
+        # Without keys it is each user's turn, with keys each tenant's, and within it each user's.
         assert names[0] == ""
+        users = [one.user for one in submits]
+        assert users == ["", "", "", users[3], users[3]]
+        assert users[3]
         assert names[2] == names[3]
         assert len(set(names)) == 4
-        assert not any(word in name for name in names for word in ("ann", "team", "other"))
+        assert not any(word in name for name in names + users for word in ("ann", "team", "other"))
         assert len({one.cache_root for one in requests}) == 5
         assert len({one.tenant_tag for one in requests}) == 3
 

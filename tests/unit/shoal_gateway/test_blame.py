@@ -16,6 +16,7 @@ from shoal_gateway.completions import CompletionEncoder
 from shoal_gateway.dialect import CHAT_DIALECT, MESSAGES_DIALECT, RESPONSES_DIALECT, Dialect
 from shoal_gateway.encode import Encoder
 from shoal_gateway.generation import prepare
+from shoal_gateway.text import detokenize
 
 MODEL = "deepseek-flash"
 HI = {"role": "user", "content": "Hi"}
@@ -80,11 +81,20 @@ RESPONSES: dict[str, Any] = {
 }
 THOUGHTLESS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 ANSWER = {"role": "tool", "tool_call_id": "1", "content": "x"}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
+SAID = {"role": "assistant", "content": "x"}
 GOOD: dict[str, tuple[dict[str, Any], Dialect]] = {
     "chat": (CHAT, CHAT_DIALECT),
     "messages": (MESSAGES, MESSAGES_DIALECT),
     "responses": (RESPONSES, RESPONSES_DIALECT),
 }
+
+
+def called(call_id: str) -> list[dict[str, Any]]:
+    return [
+        {"type": "function_call", "call_id": call_id, "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": call_id, "output": "x"},
+    ]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
@@ -121,6 +131,8 @@ def refused(encoder: Encoder, body: dict[str, Any], dialect: Dialect) -> str | N
     assert len(refusal.violations) == 1, refusal.message
     field = refusal.violations[0].field
     assert field in refusal.message or refusal.reason == "CONTEXT_LENGTH_EXCEEDED"
+    # The message names the field once: nothing of a path is in what is told of it.
+    assert not re.search(r"\w\[\d+\]", refusal.violations[0].description)
     return field
 
 
@@ -206,7 +218,15 @@ def test_a_field_that_is_missing_is_named(encoder: Encoder, api: str, path: str)
         ("messages", {"max_tokens": 4096}, "max_tokens"),
         ("responses", {"input": []}, "input"),
         ("responses", {"input": RESPONSES["input"][:3]}, "input[2].call_id"),
-        ("responses", {"input": changed(RESPONSES, "input[1]", ...)["input"]}, "input"),
+        ("responses", {"input": changed(RESPONSES, "input[1]", ...)["input"]}, "input[1]"),
+        (
+            "responses",
+            {"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f", "input": ""}]},
+            "input[0].call_id",
+        ),
+        ("responses", {"input": [{"type": "input_text", "text": "Hi"}]}, "input[0].type"),
+        ("responses", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ("responses", {"input": [{"type": None, "id": "msg_1"}]}, "input[0]"),
         ("responses", {"tools": [{"type": "custom", "name": "f"}]}, "tools[0]"),
         ("responses", {"top_logprobs": 21}, "top_logprobs"),
         ("responses", {"max_output_tokens": 4096}, "max_output_tokens"),
@@ -215,6 +235,19 @@ def test_a_field_that_is_missing_is_named(encoder: Encoder, api: str, path: str)
 def test_what_does_not_go_together_is_named(encoder: Encoder, api: str, change: dict[str, Any], field: str) -> None:
     body, dialect = GOOD[api]
     assert refused(encoder, {**body, **change}, dialect) == field
+
+
+def in_result(block: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "1", "content": [block]}
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+IN_DOCUMENTS = (
+    (".source.content[0]", {"type": "document", "source": {"type": "content", "content": [IMAGE]}}),
+    (".source.content[1]", {"type": "document", "source": {"type": "content", "content": [{}, {"type": "image"}]}}),
+    (".source", {"type": "document", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}),
+    (".source", {"type": "document", "source": {"type": "image"}}),
+)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +276,33 @@ def test_what_does_not_go_together_is_named(encoder: Encoder, api: str, change: 
         for image in ({"image_url": "http://a"}, {"file_id": "f"}, {"image_url": 5}, {})
     ]
     + [
-        ("responses", "input[0].output[0]", [{"type": "function_call_output", "output": [{"type": "input_image"}]}]),
+        ("responses", "input[0].output[0]", [{"type": kind, "call_id": "1", "output": [image]}])
+        for kind in ("function_call_output", "custom_tool_call_output", "shell_call_output", "whatever")
+        for image in ({"type": "input_image"}, {"type": "input_file", "file_data": "data:image/png;base64,AA"})
+    ]
+    + [
+        ("messages", f"messages[0].content[0]{path}", [{"role": "user", "content": [document]}])
+        for path, document in IN_DOCUMENTS
+    ]
+    + [
+        ("messages", f"messages[0].content[0].content[0]{path}", [{"role": "user", "content": [in_result(document)]}])
+        for path, document in IN_DOCUMENTS
+    ]
+    + [
+        ("responses", "input[0].output", [{"type": "computer_call_output", "output": {"type": "computer_screenshot"}}]),
+        ("responses", "input[0].output", [{"type": "computer_call_output", "output": {"type": "input_image"}}]),
+        ("responses", "input[0].outputs[1]", [{"type": "code_interpreter_call", "outputs": [{}, {"type": "image"}]}]),
+        ("responses", "input[1]", [HI, {"type": "image_generation_call", "result": "AAAA"}]),
+        (
+            "chat",
+            "messages[0].content[0]",
+            [{**HI, "content": [{"type": "file", "file": {"file_data": "data:image/png;"}}]}],
+        ),
+        (
+            "chat",
+            "messages[0].content[0]",
+            [{**HI, "content": [{"type": "file", "file_data": "data:image/png;base64,A"}]}],
+        ),
     ],
 )
 def test_an_image_is_refused_by_one_code_whatever_else_is_wrong_with_it(
@@ -253,6 +312,119 @@ def test_an_image_is_refused_by_one_code_whatever_else_is_wrong_with_it(
     with pytest.raises(InvalidArgument) as caught:
         encoder.chat_now({**body, dialect.prompt_field: messages}, dialect)
     assert (caught.value.reason, caught.value.violations[0].field) == ("IMAGES_UNSUPPORTED", field)
+
+
+def file_at(item: dict[str, Any]) -> list[Any]:
+    return [HI, {**item, "content": [{"type": "input_text", "text": "x"}, {"type": "input_file", "file_id": "f"}]}]
+
+
+@pytest.mark.parametrize(
+    ("api", "field", "messages"),
+    [
+        ("chat", "messages[0].content[0]", [{"role": role, "content": [{"type": "file", **file}]}])
+        for role in ("system", "user", "assistant", "tool")
+        for file in ({"file": {"file_id": "f"}}, {"file_id": "f"}, {"file_data": "data:application/pdf;base64,AA"}, {})
+    ]
+    + [("responses", "input[1].content[1]", file_at(item)) for item in (HI, {"type": "whatever"})]
+    + [("responses", "input[0]", [{"type": "input_file", "file_id": "f"}])],
+)
+def test_a_file_that_would_be_left_out_is_refused_by_one_code(
+    encoder: Encoder, api: str, field: str, messages: list[Any]
+) -> None:
+    body, dialect = GOOD[api]
+    with pytest.raises(InvalidArgument) as caught:
+        encoder.chat_now({**body, dialect.prompt_field: messages}, dialect)
+    assert (caught.value.reason, caught.value.violations[0].field) == ("FILES_UNSUPPORTED", field)
+
+
+@pytest.mark.parametrize(
+    ("api", "place", "unseen", "told"),
+    [
+        (
+            "messages",
+            "messages[0].content[0]",
+            {"type": "document", "source": source},
+            f"[Unsupported document type: {kind}]",
+        )
+        for kind, source in (
+            ("text/plain", {"type": "text", "media_type": "text/plain", "data": "x"}),
+            ("application/pdf", {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}),
+            ("unknown", {"type": "content", "content": [{"type": "text", "text": "x"}]}),
+            ("unknown", {"type": "file", "file_id": "f"}),
+        )
+    ]
+    + [
+        (
+            "messages",
+            "messages[2].content[0].content",
+            [{"type": "document", "source": {"type": "url", "url": "http://a/b.pdf"}}],
+            "[Unsupported document type: unknown]",
+        ),
+        ("responses", "input[3].output", [{"type": "input_file", "file_id": "f"}], "[Unsupported Document]"),
+    ],
+)
+def test_the_model_is_told_of_a_document_that_it_cannot_see(
+    encoder: Encoder, api: str, place: str, unseen: Any, told: str
+) -> None:
+    body, dialect = GOOD[api]
+    prepared = encoder.chat_now(changed(body, place, unseen), dialect)
+    assert told in detokenize(prepared.request.prompt_ids, encoder.tokenizer)
+
+
+def nested(levels: int) -> Any:
+    made: Any = "x"
+    for _ in range(levels):
+        made = {"a": made}
+    return made
+
+
+DEEP = nested(900)
+
+
+@pytest.mark.parametrize("api", GOOD)
+def test_fields_that_no_api_reads_may_be_as_deep_as_json_is_read(encoder: Encoder, api: str) -> None:
+    body, dialect = GOOD[api]
+    plain = encoder.chat_now(body, dialect).request
+    metadata = {} if api == "messages" else {"metadata": DEEP}
+    deep = encoder.chat_now({**body, **metadata, "whatever": DEEP, "store": DEEP}, dialect).request
+    assert (deep.prompt_ids, deep.params) == (plain.prompt_ids, plain.params)
+
+
+LOST: tuple[dict[str, Any], ...] = (
+    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm"}]},
+    {"type": "reasoning", "summary": [], "content": []},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": ""}]},
+)
+
+
+@pytest.mark.parametrize(
+    ("api", "path"), [("messages", "tools[0].type"), ("responses", "input[0].type"), ("responses", "text.format")]
+)
+def test_null_means_what_leaving_a_field_out_does(encoder: Encoder, api: str, path: str) -> None:
+    body, dialect = GOOD[api]
+    plain = encoder.chat_now(body, dialect).request
+    assert encoder.chat_now(changed(body, path, None), dialect).request.prompt_ids == plain.prompt_ids
+
+
+@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize(
+    ("before", "after", "at"),
+    [
+        ([], called("1"), 0),
+        ([HI], called("1"), 1),
+        ([HI, THOUGHT, *called("1")], called("2"), 4),
+        ([HI, *called("0"), HI], [*called("1"), THOUGHT, *called("2")], 4),
+        ([HI], [{"type": "web_search_call"}, *called("1"), {"role": "system", "content": "x"}], 1),
+        ([HI], [SAID, *called("1")], 1),
+        ([HI], [SAID], 1),
+        ([HI, THOUGHT, *called("1")], [SAID], 4),
+    ],
+)
+def test_a_thought_that_lost_its_text_is_named(
+    encoder: Encoder, lost: dict[str, Any], before: list[Any], after: list[Any], at: int
+) -> None:
+    assert refused(encoder, {**RESPONSES, "input": [*before, THOUGHT, *after]}, RESPONSES_DIALECT) is None
+    assert refused(encoder, {**RESPONSES, "input": [*before, lost, *after]}, RESPONSES_DIALECT) == f"input[{at}]"
 
 
 @pytest.mark.parametrize(
@@ -303,4 +475,9 @@ def test_over_grpc_fields_are_named_as_they_are_called_there(
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
         asyncio.run(prepare(generation_pb2.Generation(**generation), encoder))
-    assert caught.value.violations[0].field == field
+    (wrong,) = caught.value.violations
+    assert wrong.field == field
+    # The path once, and only in the spelling of this API.
+    assert not re.search(r"messages\[|tools\[|function\.", wrong.description)
+    if caught.value.reason != "CONTEXT_LENGTH_EXCEEDED":
+        assert caught.value.message == f"{field}: {wrong.description}"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeAlias
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,28 @@ def test_two_tenants_take_turns_however_many_one_has() -> None:
     assert drained(queue) == ["a0", "b0", "a1", "b1", "a2", "a3"]
 
 
+def test_the_users_of_a_tenant_take_turns_and_cost_other_tenants_nothing() -> None:
+    queue = WaitingQueue()
+    for index in range(4):
+        queue.put(lease(f"ann{index}", arrival_s=index, tenant="a", user="ann"))
+    for index in range(2):
+        queue.put(lease(f"bob{index}", arrival_s=10 + index, tenant="a", user="bob"))
+        queue.put(lease(f"other{index}", arrival_s=20 + index, tenant="b", user="ann"))
+    assert drained(queue) == ["ann0", "other0", "bob0", "other1", "ann1", "bob1", "ann2", "ann3"]
+
+
+def test_a_tenant_gains_nothing_by_naming_many_users() -> None:
+    def served(users: list[str]) -> list[bool]:
+        queue = WaitingQueue()
+        for index, user in enumerate(users):
+            queue.put(lease(f"a{index}", arrival_s=index, tenant="a", user=user))
+        for index in range(6):
+            queue.put(lease(f"b{index}", arrival_s=index + 0.5, tenant="b"))
+        return [name.startswith("a") for name in drained(queue)]
+
+    assert served([""] * 6) == served([f"u{index}" for index in range(6)]) == [True, False] * 6
+
+
 def test_a_tenant_that_asks_for_more_tokens_goes_less_often() -> None:
     queue = WaitingQueue()
     for index in range(3):
@@ -106,16 +130,25 @@ def test_those_who_give_up_cost_their_tenant_nothing() -> None:
     assert drained(queue) == ["a1", "b"]
 
 
+Wanted: TypeAlias = tuple[int, str, str, int, bool, int]
+"""Priority, tenant, user, arrival, whether it ran before, tokens."""
 requests = st.lists(
-    st.tuples(st.integers(-1, 1), st.sampled_from("abc"), st.integers(0, 5), st.booleans(), st.integers(1, 400)),
+    st.tuples(
+        st.integers(-1, 1),
+        st.sampled_from("abc"),
+        st.sampled_from(["", "ann", "bob"]),
+        st.integers(0, 5),
+        st.booleans(),
+        st.integers(1, 400),
+    ),
     max_size=25,
 )
 
 
 @given(requests)
-def test_the_order_told_is_the_order_in_which_all_are_served(wanted: list[tuple[int, str, int, bool, int]]) -> None:
+def test_the_order_told_is_the_order_in_which_all_are_served(wanted: list[Wanted]) -> None:
     queue = WaitingQueue()
-    for index, (priority, tenant, arrival, was_placed, tokens) in enumerate(wanted):
+    for index, (priority, tenant, user, arrival, was_placed, tokens) in enumerate(wanted):
         queue.put(
             lease(
                 f"r{index}",
@@ -123,6 +156,7 @@ def test_the_order_told_is_the_order_in_which_all_are_served(wanted: list[tuple[
                 was_placed=was_placed,
                 priority=priority,
                 tenant=tenant,
+                user=user,
                 max_tokens=tokens,
             )
         )
@@ -131,26 +165,30 @@ def test_the_order_told_is_the_order_in_which_all_are_served(wanted: list[tuple[
     assert drained(queue) == told
 
 
-@given(requests, st.data())
-def test_no_tenant_gets_ahead_of_another_by_more_than_one_request_each(
-    wanted: list[tuple[int, str, int, bool, int]], data: st.DataObject
-) -> None:
+@given(requests)
+def test_no_tenant_and_no_user_of_one_gets_ahead_of_another_by_more_than_one_request_each(wanted: list[Wanted]) -> None:
+    def waiting() -> list[Lease]:
+        return list(queue.in_order())
+
     queue = WaitingQueue()
     largest = 0
-    for index, (_, tenant, arrival, _, tokens) in enumerate(wanted):
-        one = lease(f"r{index}", arrival_s=arrival, tenant=tenant, max_tokens=tokens)
+    for index, (_, tenant, user, arrival, _, tokens) in enumerate(wanted):
+        one = lease(f"r{index}", arrival_s=arrival, tenant=tenant, user=user, max_tokens=tokens)
         largest = max(largest, one.spec.total_tokens)
         queue.put(one)
-    served: dict[str, int] = defaultdict(int)
-    waiting = {one.spec.tenant for one in queue.in_order()}
+    served: dict[tuple[str, ...], int] = defaultdict(int)
+    groups: list[Callable[[Lease], tuple[str, ...]]] = [lambda one: (one.spec.tenant,)]
+    groups += [lambda one: (one.spec.tenant, one.spec.user)]
+    # While all shares wait that began: of tenants, and of the users of each tenant.
+    begun = [{group(one) for one in waiting()} for group in groups]
     while len(queue):
         first = next(queue.in_order())
         queue.take(first, is_served=True)
-        served[first.spec.tenant] += first.spec.total_tokens
-        still = {one.spec.tenant for one in queue.in_order()}
-        if still != waiting:
-            break
-        assert max(served[tenant] for tenant in still) - min(served[tenant] for tenant in still) <= largest
+        for group, shares in zip(groups, begun, strict=True):
+            served[group(first)] += first.spec.total_tokens
+            rivals = {one for one in shares if one[:-1] == group(first)[:-1]}
+            if rivals <= {group(one) for one in waiting()}:
+                assert max(served[one] for one in rivals) - min(served[one] for one in rivals) <= largest
 
 
 def test_the_queue_forgets_tenants_that_left() -> None:
@@ -159,5 +197,6 @@ def test_the_queue_forgets_tenants_that_left() -> None:
         queue.put(lease(f"r{index}", arrival_s=index, tenant=f"t{index}"))
         if index >= 2:
             queue.take(next(queue.in_order()), is_served=True)
-    lane = queue._lanes[0]
-    assert len(lane._tags) <= 5
+    shares = queue._lanes[0]._fresh
+    assert len(shares._tags) <= 5
+    assert len(shares._shares) == len(queue) == 2

@@ -433,6 +433,21 @@ def test_a_full_queue_denies_the_tenant_with_the_most_waiting() -> None:
     assert world.position_of("modest") is not None
 
 
+def test_a_full_queue_denies_the_user_of_the_tenant_with_the_most_waiting() -> None:
+    world = World(max_queued=4)
+    world.up("a", capacity={"blocks": 1000, "slots": 1, "max_context": 8192})
+    world.submit("running")
+    for index in range(4):
+        world.submit(f"greedy{index}", spec(tenant="a", user="greedy"))
+    world.submit("modest", spec(tenant="a", user="modest"))
+    assert world.denial_of("greedy3") == "QUEUE_FULL"
+    world.submit("other", spec(tenant="b", user="greedy"))
+    assert world.denial_of("greedy2") == "QUEUE_FULL"
+    assert None not in [world.position_of(name) for name in ("greedy0", "greedy1", "modest", "other")]
+    world.submit("greedy4", spec(tenant="a", user="greedy"))
+    assert world.denial_of("greedy4") == "QUEUE_FULL"
+
+
 def test_a_full_queue_lets_a_higher_priority_in() -> None:
     world = World(max_queued=1)
     world.up("a", capacity={"blocks": 1000, "slots": 1, "max_context": 8192})

@@ -78,7 +78,7 @@ class Mesh(RuleBasedStateMachine):
                 if other.number < request.number
                 and not other.was_placed
                 and other.wanted.pool == request.wanted.pool
-                and other.wanted.tenant == request.wanted.tenant
+                and (other.wanted.tenant, other.wanted.user) == (request.wanted.tenant, request.wanted.user)
                 and other.wanted.priority == request.wanted.priority
             ]
             assert not earlier, f"{request.name} overtook {earlier}"
@@ -91,17 +91,18 @@ class Mesh(RuleBasedStateMachine):
     @rule(
         gateway=st.sampled_from(GATEWAYS),
         tenant=st.sampled_from("xy"),
+        user=st.sampled_from(["", "ann"]),
         priority=st.integers(0, 1),
         choice_count=st.integers(1, 2),
         pair=st.sampled_from([None, "n1", "n2"]),
     )
-    def submit(self, gateway: str, tenant: str, priority: int, choice_count: int, pair: str | None) -> None:
+    def submit(self, gateway: str, tenant: str, user: str, priority: int, choice_count: int, pair: str | None) -> None:
         if len(self.live) > 40:
             return
         self.counter += 1
         # Arrival times differ, so that "first" means something.
         self.world.now_s += 0.001
-        wanted = spec(tenant=tenant, priority=priority, choice_count=choice_count, numerics_id=pair)
+        wanted = spec(tenant=tenant, user=user, priority=priority, choice_count=choice_count, numerics_id=pair)
         request = Request(f"r{self.counter}", gateway, wanted, self.counter)
         self.live[request.name] = request
         self.world.submit(request.name, wanted, stream=self.streams[gateway])

@@ -13,12 +13,13 @@ import grpc
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
+from prometheus_client import Gauge, Histogram
 
 from shoal_common.errors import MeshError
 from shoal_common.request_scope import REQUEST_ID_KEY, request_id
 from shoal_common.rpc.reading import readable, reading
 from shoal_common.rpc.status import to_status, trailing_metadata
-from shoal_common.telemetry import TRACE_KEYS, TRACER, Metrics, extract
+from shoal_common.telemetry import TRACE_KEYS, TRACER, Metrics, extract, may_record
 
 logger = logging.getLogger(__name__)
 
@@ -62,17 +63,18 @@ class ServerInterceptor(_Base):
         kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
         inner: Callable[..., Any] = getattr(handler, "_".join(kind))
         wrap = self._streaming if handler.response_streaming else self._unary
+        about = _About(method, self._in_flight.labels(method))
         make = getattr(grpc, "_".join((*kind, "rpc_method_handler")))
         wrapped: Handler = make(
-            wrap(method, inner),
+            wrap(about, inner),
             request_deserializer=reading(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
         return wrapped
 
-    def _unary(self, method: str, inner: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _unary(self, about: _About, inner: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[Any]]:
         async def call(request: Any, context: Context) -> Any:
-            with self._around(method, context) as outcome:
+            with self._around(about, context) as outcome:
                 try:
                     answer = inner(readable(request), context)
                     return await answer if inspect.isawaitable(answer) else answer
@@ -81,11 +83,11 @@ class ServerInterceptor(_Base):
 
         return call
 
-    def _streaming(self, method: str, inner: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[None]]:
+    def _streaming(self, about: _About, inner: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[None]]:
         # A coroutine that writes, not a generator: a call cancelled between two messages then ends here, in its own
         # task, and the servicer's `finally` runs before the call is over, not when the garbage collector finds it.
         async def call(request: Any, context: Context) -> None:
-            with self._around(method, context) as outcome:
+            with self._around(about, context) as outcome:
                 try:
                     answers = inner(readable(request), context)
                     if inspect.isawaitable(answers):
@@ -102,24 +104,16 @@ class ServerInterceptor(_Base):
         return call
 
     @contextmanager
-    def _around(self, method: str, context: Context) -> Iterator[_Outcome]:
+    def _around(self, about: _About, context: Context) -> Iterator[_Outcome]:
         # Each call is a task with a context of its own, so what is set here need not be reset.
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         if self._is_edge:
             # Baggage could name a tenant or a priority.
             metadata = {key: value for key, value in metadata.items() if key in TRACE_KEYS}
         request_id.set(metadata.get(REQUEST_ID_KEY, ""))
-        name = method.lstrip("/")
-        span = TRACER.start_span(
-            name,
-            context=extract(metadata),
-            kind=SpanKind.SERVER,
-            attributes={"rpc.system": "grpc", "rpc.method": name},
-        )
-        otel_context.attach(trace.set_span_in_context(span))
-        outcome = _Outcome(method, context)
-        in_flight = self._in_flight.labels(method)
-        in_flight.inc()
+        span = _entered(about.name, metadata)
+        outcome = _Outcome(about.method, context)
+        about.in_flight.inc()
         started = time.monotonic()
         try:
             yield outcome
@@ -128,10 +122,38 @@ class ServerInterceptor(_Base):
                 outcome.code = "CANCELLED"
             raise
         finally:
-            in_flight.dec()
-            self._durations.labels(method, outcome.code).observe(time.monotonic() - started)
-            span.set_attribute("rpc.grpc.status_code", grpc.StatusCode[outcome.code].value[0])
-            span.end()
+            about.in_flight.dec()
+            about.durations(self._durations, outcome.code).observe(time.monotonic() - started)
+            if span is not None:
+                span.set_attribute("rpc.grpc.status_code", grpc.StatusCode[outcome.code].value[0])
+                span.end()
+
+
+class _About:
+    """What is the same in all calls of a method."""
+
+    def __init__(self, method: str, in_flight: Gauge) -> None:
+        self.method, self.name, self.in_flight = method, method.lstrip("/"), in_flight
+        self._durations: dict[str, Histogram] = {}
+
+    def durations(self, all_methods: Histogram, code: str) -> Histogram:
+        """Those that ended with a code."""
+        found = self._durations.get(code)
+        if found is None:
+            found = self._durations[code] = all_methods.labels(self.method, code)
+        return found
+
+
+def _entered(name: str, metadata: dict[str, str]) -> trace.Span | None:
+    """The span of a call, current from now on; None where nobody records one and the caller has named its own."""
+    caller = extract(metadata)
+    if TRACE_KEYS[0] in metadata and not may_record(metadata):
+        otel_context.attach(caller)
+        return None
+    attributes = {"rpc.system": "grpc", "rpc.method": name}
+    span = TRACER.start_span(name, context=caller, kind=SpanKind.SERVER, attributes=attributes)
+    otel_context.attach(trace.set_span_in_context(span))
+    return span
 
 
 class _Outcome:

@@ -69,7 +69,22 @@ REQUEST = accepts(
         "shoal": ref("ShoalRequest"),
     },
     {"model": text(MAX_MODEL_BYTES), "messages": array(_MESSAGE, low=1)},
-    ignored=("container", "context_management", "mcp_servers", "service_tier"),
+    ignored=(
+        "billing_policy",
+        "cache_control",
+        "compaction",
+        "container",
+        "context_management",
+        "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",
+        "inference_geo",
+        "mcp_servers",
+        "output_format",
+        "service_tier",
+        "speed",
+        "thread",
+    ),
 )
 COUNTED = answers({"input_tokens": COUNT})
 

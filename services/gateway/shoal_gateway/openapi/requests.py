@@ -143,7 +143,24 @@ CHAT = accepts(
         "response_format": ref("ResponseFormat"),
     },
     {"model": _MODEL, "messages": array(ref("Message"), low=1)},
-    ignored=("functions", "metadata", "prediction", "service_tier", "store", "user", "verbosity"),
+    ignored=(
+        "audio",
+        "function_call",
+        "functions",
+        "metadata",
+        "modalities",
+        "moderation",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+        "web_search_options",
+    ),
 )
 
 COMPLETION = accepts(

@@ -38,7 +38,7 @@ _ITEM = any_of(
     accepts({"content": array(_THOUGHT)}, {"type": enum("reasoning")}),
     accepts({}, {"type": enum("function_call"), "call_id": STRING, "name": STRING, "arguments": STRING}),
     accepts({}, {"type": enum("function_call_output"), "call_id": STRING, "output": any_of(STRING, array(_PART))}),
-    {"type": "object", "description": "What is none of these is ignored."},
+    {"type": "object", "description": "What is none of these is ignored, but an image or a part of a message."},
 )
 _FUNCTION = accepts(
     {"description": STRING, "parameters": {"type": "object"}, "strict": BOOLEAN},
@@ -77,8 +77,14 @@ REQUEST = accepts(
     },
     {"model": text(MAX_MODEL_BYTES), "input": any_of(STRING, array(_ITEM, low=1))},
     ignored=(
+        "access_programs",
+        "background_options",
+        "context_management",
+        "image",
         "include",
         "max_tool_calls",
+        "moderation",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "service_tier",
         "store",

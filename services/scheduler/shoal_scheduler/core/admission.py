@@ -6,7 +6,7 @@ from shoal_scheduler.core.fleet import DECODE, Fleet
 from shoal_scheduler.core.leases import Lease
 from shoal_scheduler.core.limits import Limits
 from shoal_scheduler.core.messages import DenialReason
-from shoal_scheduler.core.queue import WaitingQueue
+from shoal_scheduler.core.queue import Level, WaitingQueue
 from shoal_scheduler.core.requests import Pool
 
 EXCEEDS = "EXCEEDS_CAPACITY"
@@ -44,13 +44,14 @@ class Admission:
         return len(self._queue) < self._limits.max_queued
 
     def victim_for(self, lease: Lease) -> Lease | None:
-        """Who must leave a full queue for a new request: one of lower priority, or of a tenant with more waiting."""
+        """Who must leave a full queue for a new request: one of lower priority, or of a tenant with more waiting, or
+        of a user of its own tenant with more."""
         spec = lease.spec
         last = self._queue.last_of(spec.priority)
         if last is None or last.spec.priority < spec.priority:
             return last
-        mine = self._queue.waiting_of(spec.priority, spec.tenant)
-        theirs = self._queue.waiting_of(spec.priority, last.spec.tenant)
+        level = Level.USER if last.spec.tenant == spec.tenant else Level.TENANT
+        mine, theirs = self._queue.waiting_beside(lease, level), self._queue.waiting_beside(last, level)
         return last if mine + 1 < theirs else None
 
     def is_homeless_too_long(self, lease: Lease, known: dict[Pool, bool], now_s: float) -> bool:

@@ -40,6 +40,7 @@ class RequestSpec:
     chains          per numerics_id the shortened hashes of the prompt's full blocks, from position 0
     numerics_id     only this pair will do; None: any
     constraint_id   only these constraint engines will do; empty: any that a worker announces; None: it needs none
+    user            of the tenant, who has a fair share of its share; empty: those of whom nothing is known
     traceparent     the trace that it belongs to
     """
 
@@ -49,6 +50,7 @@ class RequestSpec:
     model: str = ""
     priority: int = 0
     tenant: str = ""
+    user: str = ""
     numerics_id: str | None = None
     constraint_id: str | None = None
     chains: Mapping[str, array[int]] = field(default_factory=dict)

@@ -77,8 +77,8 @@ class Generation(_message.Message):
     output_form: Global___OutputForm.ValueType
     """In which form the output is wanted."""
     user_id: _builtins.str
-    """Isolates the prefix cache of one end user from those of others; without API keys fair share too, which is by the
-    key's tenant otherwise. At most 512 bytes.
+    """Isolates the prefix cache of one end user from those of others, and gives them a fair share of what the key's
+    tenant gets, or without API keys of everything. At most 512 bytes.
     """
     determinism: _sampling_pb2.Determinism.ValueType
     """Whether the answer must be repeatable bit for bit."""

@@ -26,15 +26,15 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from shoal.common.v1 import sampling_pb2 as shoal_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*shoal/scheduler/v1/scheduler_service.proto\x12\x12shoal.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1eshoal/common/v1/sampling.proto\"\xd5\x03\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x06opened\x18\x02 \x01(\x0b\x32\x1a.shoal.scheduler.v1.OpenedH\x00\x12,\n\x06submit\x18\x03 \x01(\x0b\x32\x1a.shoal.scheduler.v1.SubmitH\x00\x12\x30\n\x08\x61\x64mitted\x18\x04 \x01(\x0b\x32\x1c.shoal.scheduler.v1.AdmittedH\x00\x12.\n\x07refused\x18\x05 \x01(\x0b\x32\x1b.shoal.scheduler.v1.RefusedH\x00\x12(\n\x04lost\x18\x06 \x01(\x0b\x32\x18.shoal.scheduler.v1.LostH\x00\x12*\n\x05\x61\x64opt\x18\x07 \x01(\x0b\x32\x19.shoal.scheduler.v1.AdoptH\x00\x12\x30\n\x08\x66inished\x18\x08 \x01(\x0b\x32\x1c.shoal.scheduler.v1.FinishedH\x00\x12\x32\n\tcancelled\x18\t \x01(\x0b\x32\x1d.shoal.scheduler.v1.CancelledH\x00\x12*\n\x05\x62\x61tch\x18\n \x01(\x0b\x32\x19.shoal.scheduler.v1.BatchH\x00\x42\t\n\x07message\"=\n\x05\x42\x61tch\x12\x34\n\x08requests\x18\x01 \x03(\x0b\x32\".shoal.scheduler.v1.ReserveRequest\"\x1c\n\x06Opened\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\xef\x02\n\x06Submit\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_count\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12-\n\x06\x63hains\x18\x05 \x03(\x0b\x32\x1d.shoal.scheduler.v1.HashChain\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12,\n\tremaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06waited\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x18\n\x0bnumerics_id\x18\x0b \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rconstraint_id\x18\x0c \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_numerics_idB\x10\n\x0e_constraint_id\"E\n\tHashChain\x12\r\n\x05kv_id\x18\x01 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\"\x1b\n\x08\x41\x64mitted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\"*\n\x07Refused\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\\\n\x04Lost\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12,\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x1d.shoal.scheduler.v1.LostCause\x12\x15\n\routput_counts\x18\x03 \x03(\r\"n\n\x05\x41\x64opt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x15\n\routput_counts\x18\x03 \x03(\r\x12*\n\x06submit\x18\x04 \x01(\x0b\x32\x1a.shoal.scheduler.v1.Submit\"1\n\x08\x46inished\x12%\n\x05usage\x18\x01 \x01(\x0b\x32\x16.shoal.common.v1.Usage\"2\n\tCancelled\x12%\n\x05usage\x18\x01 \x01(\x0b\x32\x16.shoal.common.v1.Usage\"\xc0\x01\n\x0fReserveResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x06queued\x18\x02 \x01(\x0b\x32\x1a.shoal.scheduler.v1.QueuedH\x00\x12\x32\n\tplacement\x18\x03 \x01(\x0b\x32\x1d.shoal.scheduler.v1.PlacementH\x00\x12,\n\x06\x64\x65nied\x18\x04 \x01(\x0b\x32\x1a.shoal.scheduler.v1.DeniedH\x00\x42\t\n\x07message\"\x1a\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\"\xde\x01\n\tPlacement\x12\x14\n\x0cplacement_id\x18\x01 \x01(\t\x12\x30\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32 .shoal.scheduler.v1.PlacedWorker\x12\x31\n\x07prefill\x18\x03 \x03(\x0b\x32 .shoal.scheduler.v1.PlacedWorker\x12\r\n\x05kv_id\x18\x04 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x05 \x01(\t\x12\x1b\n\x13\x65xpected_hit_tokens\x18\x06 \x01(\r\x12\x15\n\rconstraint_id\x18\x07 \x01(\t\"4\n\x0cPlacedWorker\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"H\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12.\n\x0bretry_after\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x11\n\x0fGetFleetRequest\"\x8b\x01\n\x10GetFleetResponse\x12\x34\n\tinstances\x18\x01 \x03(\x0b\x32!.shoal.scheduler.v1.FleetInstance\x12\x14\n\x0cqueued_count\x18\x02 \x01(\r\x12+\n\x08view_age\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xe4\x02\n\rFleetInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x05 \x01(\t\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x12\x15\n\rrunning_count\x18\x07 \x01(\r\x12\x15\n\rwaiting_count\x18\x08 \x01(\r\x12\x18\n\x10\x66ree_block_count\x18\t \x01(\r\x12\x13\n\x0b\x62lock_count\x18\n \x01(\r\x12\x17\n\x0f\x66ree_slot_count\x18\x0b \x01(\r\x12,\n\tstep_time\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\raccept_length\x18\r \x01(\x01\x12+\n\x08seen_age\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration*\x88\x01\n\tLostCause\x12\x1a\n\x16LOST_CAUSE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOST_CAUSE_BROKEN\x10\x01\x12\x1a\n\x16LOST_CAUSE_NO_PROGRESS\x10\x02\x12\x14\n\x10LOST_CAUSE_MOVED\x10\x03\x12\x16\n\x12LOST_CAUSE_DRAINED\x10\x04\x32\xc1\x01\n\x10SchedulerService\x12V\n\x07Reserve\x12\".shoal.scheduler.v1.ReserveRequest\x1a#.shoal.scheduler.v1.ReserveResponse(\x01\x30\x01\x12U\n\x08GetFleet\x12#.shoal.scheduler.v1.GetFleetRequest\x1a$.shoal.scheduler.v1.GetFleetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*shoal/scheduler/v1/scheduler_service.proto\x12\x12shoal.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1eshoal/common/v1/sampling.proto\"\xd5\x03\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x06opened\x18\x02 \x01(\x0b\x32\x1a.shoal.scheduler.v1.OpenedH\x00\x12,\n\x06submit\x18\x03 \x01(\x0b\x32\x1a.shoal.scheduler.v1.SubmitH\x00\x12\x30\n\x08\x61\x64mitted\x18\x04 \x01(\x0b\x32\x1c.shoal.scheduler.v1.AdmittedH\x00\x12.\n\x07refused\x18\x05 \x01(\x0b\x32\x1b.shoal.scheduler.v1.RefusedH\x00\x12(\n\x04lost\x18\x06 \x01(\x0b\x32\x18.shoal.scheduler.v1.LostH\x00\x12*\n\x05\x61\x64opt\x18\x07 \x01(\x0b\x32\x19.shoal.scheduler.v1.AdoptH\x00\x12\x30\n\x08\x66inished\x18\x08 \x01(\x0b\x32\x1c.shoal.scheduler.v1.FinishedH\x00\x12\x32\n\tcancelled\x18\t \x01(\x0b\x32\x1d.shoal.scheduler.v1.CancelledH\x00\x12*\n\x05\x62\x61tch\x18\n \x01(\x0b\x32\x19.shoal.scheduler.v1.BatchH\x00\x42\t\n\x07message\"=\n\x05\x42\x61tch\x12\x34\n\x08requests\x18\x01 \x03(\x0b\x32\".shoal.scheduler.v1.ReserveRequest\"\x1c\n\x06Opened\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"\xfd\x02\n\x06Submit\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x14\n\x0c\x63hoice_count\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12-\n\x06\x63hains\x18\x05 \x03(\x0b\x32\x1d.shoal.scheduler.v1.HashChain\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12,\n\tremaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06waited\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x18\n\x0bnumerics_id\x18\x0b \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rconstraint_id\x18\x0c \x01(\tH\x01\x88\x01\x01\x12\x0c\n\x04user\x18\r \x01(\tB\x0e\n\x0c_numerics_idB\x10\n\x0e_constraint_id\"E\n\tHashChain\x12\r\n\x05kv_id\x18\x01 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\"\x1b\n\x08\x41\x64mitted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\"*\n\x07Refused\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\\\n\x04Lost\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12,\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x1d.shoal.scheduler.v1.LostCause\x12\x15\n\routput_counts\x18\x03 \x03(\r\"n\n\x05\x41\x64opt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x15\n\routput_counts\x18\x03 \x03(\r\x12*\n\x06submit\x18\x04 \x01(\x0b\x32\x1a.shoal.scheduler.v1.Submit\"1\n\x08\x46inished\x12%\n\x05usage\x18\x01 \x01(\x0b\x32\x16.shoal.common.v1.Usage\"2\n\tCancelled\x12%\n\x05usage\x18\x01 \x01(\x0b\x32\x16.shoal.common.v1.Usage\"\xc0\x01\n\x0fReserveResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x06queued\x18\x02 \x01(\x0b\x32\x1a.shoal.scheduler.v1.QueuedH\x00\x12\x32\n\tplacement\x18\x03 \x01(\x0b\x32\x1d.shoal.scheduler.v1.PlacementH\x00\x12,\n\x06\x64\x65nied\x18\x04 \x01(\x0b\x32\x1a.shoal.scheduler.v1.DeniedH\x00\x42\t\n\x07message\"\x1a\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\"\xde\x01\n\tPlacement\x12\x14\n\x0cplacement_id\x18\x01 \x01(\t\x12\x30\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32 .shoal.scheduler.v1.PlacedWorker\x12\x31\n\x07prefill\x18\x03 \x03(\x0b\x32 .shoal.scheduler.v1.PlacedWorker\x12\r\n\x05kv_id\x18\x04 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x05 \x01(\t\x12\x1b\n\x13\x65xpected_hit_tokens\x18\x06 \x01(\r\x12\x15\n\rconstraint_id\x18\x07 \x01(\t\"4\n\x0cPlacedWorker\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"H\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12.\n\x0bretry_after\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x11\n\x0fGetFleetRequest\"\x8b\x01\n\x10GetFleetResponse\x12\x34\n\tinstances\x18\x01 \x03(\x0b\x32!.shoal.scheduler.v1.FleetInstance\x12\x14\n\x0cqueued_count\x18\x02 \x01(\r\x12+\n\x08view_age\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xe4\x02\n\rFleetInstance\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x05 \x01(\t\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x12\x15\n\rrunning_count\x18\x07 \x01(\r\x12\x15\n\rwaiting_count\x18\x08 \x01(\r\x12\x18\n\x10\x66ree_block_count\x18\t \x01(\r\x12\x13\n\x0b\x62lock_count\x18\n \x01(\r\x12\x17\n\x0f\x66ree_slot_count\x18\x0b \x01(\r\x12,\n\tstep_time\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\raccept_length\x18\r \x01(\x01\x12+\n\x08seen_age\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration*\x88\x01\n\tLostCause\x12\x1a\n\x16LOST_CAUSE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOST_CAUSE_BROKEN\x10\x01\x12\x1a\n\x16LOST_CAUSE_NO_PROGRESS\x10\x02\x12\x14\n\x10LOST_CAUSE_MOVED\x10\x03\x12\x16\n\x12LOST_CAUSE_DRAINED\x10\x04\x32\xc1\x01\n\x10SchedulerService\x12V\n\x07Reserve\x12\".shoal.scheduler.v1.ReserveRequest\x1a#.shoal.scheduler.v1.ReserveResponse(\x01\x30\x01\x12U\n\x08GetFleet\x12#.shoal.scheduler.v1.GetFleetRequest\x1a$.shoal.scheduler.v1.GetFleetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.scheduler.v1.scheduler_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOSTCAUSE']._serialized_start=2615
-  _globals['_LOSTCAUSE']._serialized_end=2751
+  _globals['_LOSTCAUSE']._serialized_start=2629
+  _globals['_LOSTCAUSE']._serialized_end=2765
   _globals['_RESERVEREQUEST']._serialized_start=131
   _globals['_RESERVEREQUEST']._serialized_end=600
   _globals['_BATCH']._serialized_start=602
@@ -42,37 +42,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENED']._serialized_start=665
   _globals['_OPENED']._serialized_end=693
   _globals['_SUBMIT']._serialized_start=696
-  _globals['_SUBMIT']._serialized_end=1063
-  _globals['_HASHCHAIN']._serialized_start=1065
-  _globals['_HASHCHAIN']._serialized_end=1134
-  _globals['_ADMITTED']._serialized_start=1136
-  _globals['_ADMITTED']._serialized_end=1163
-  _globals['_REFUSED']._serialized_start=1165
-  _globals['_REFUSED']._serialized_end=1207
-  _globals['_LOST']._serialized_start=1209
-  _globals['_LOST']._serialized_end=1301
-  _globals['_ADOPT']._serialized_start=1303
-  _globals['_ADOPT']._serialized_end=1413
-  _globals['_FINISHED']._serialized_start=1415
-  _globals['_FINISHED']._serialized_end=1464
-  _globals['_CANCELLED']._serialized_start=1466
-  _globals['_CANCELLED']._serialized_end=1516
-  _globals['_RESERVERESPONSE']._serialized_start=1519
-  _globals['_RESERVERESPONSE']._serialized_end=1711
-  _globals['_QUEUED']._serialized_start=1713
-  _globals['_QUEUED']._serialized_end=1739
-  _globals['_PLACEMENT']._serialized_start=1742
-  _globals['_PLACEMENT']._serialized_end=1964
-  _globals['_PLACEDWORKER']._serialized_start=1966
-  _globals['_PLACEDWORKER']._serialized_end=2018
-  _globals['_DENIED']._serialized_start=2020
-  _globals['_DENIED']._serialized_end=2092
-  _globals['_GETFLEETREQUEST']._serialized_start=2094
-  _globals['_GETFLEETREQUEST']._serialized_end=2111
-  _globals['_GETFLEETRESPONSE']._serialized_start=2114
-  _globals['_GETFLEETRESPONSE']._serialized_end=2253
-  _globals['_FLEETINSTANCE']._serialized_start=2256
-  _globals['_FLEETINSTANCE']._serialized_end=2612
-  _globals['_SCHEDULERSERVICE']._serialized_start=2754
-  _globals['_SCHEDULERSERVICE']._serialized_end=2947
+  _globals['_SUBMIT']._serialized_end=1077
+  _globals['_HASHCHAIN']._serialized_start=1079
+  _globals['_HASHCHAIN']._serialized_end=1148
+  _globals['_ADMITTED']._serialized_start=1150
+  _globals['_ADMITTED']._serialized_end=1177
+  _globals['_REFUSED']._serialized_start=1179
+  _globals['_REFUSED']._serialized_end=1221
+  _globals['_LOST']._serialized_start=1223
+  _globals['_LOST']._serialized_end=1315
+  _globals['_ADOPT']._serialized_start=1317
+  _globals['_ADOPT']._serialized_end=1427
+  _globals['_FINISHED']._serialized_start=1429
+  _globals['_FINISHED']._serialized_end=1478
+  _globals['_CANCELLED']._serialized_start=1480
+  _globals['_CANCELLED']._serialized_end=1530
+  _globals['_RESERVERESPONSE']._serialized_start=1533
+  _globals['_RESERVERESPONSE']._serialized_end=1725
+  _globals['_QUEUED']._serialized_start=1727
+  _globals['_QUEUED']._serialized_end=1753
+  _globals['_PLACEMENT']._serialized_start=1756
+  _globals['_PLACEMENT']._serialized_end=1978
+  _globals['_PLACEDWORKER']._serialized_start=1980
+  _globals['_PLACEDWORKER']._serialized_end=2032
+  _globals['_DENIED']._serialized_start=2034
+  _globals['_DENIED']._serialized_end=2106
+  _globals['_GETFLEETREQUEST']._serialized_start=2108
+  _globals['_GETFLEETREQUEST']._serialized_end=2125
+  _globals['_GETFLEETRESPONSE']._serialized_start=2128
+  _globals['_GETFLEETRESPONSE']._serialized_end=2267
+  _globals['_FLEETINSTANCE']._serialized_start=2270
+  _globals['_FLEETINSTANCE']._serialized_end=2626
+  _globals['_SCHEDULERSERVICE']._serialized_start=2768
+  _globals['_SCHEDULERSERVICE']._serialized_end=2961
 # @@protoc_insertion_point(module_scope)

@@ -195,6 +195,7 @@ class Submit(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     CONSTRAINT_ID_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Prompt tokens."""
     max_tokens: _builtins.int
@@ -213,6 +214,8 @@ class Submit(_message.Message):
     """Set when the answer must go on with this pair."""
     constraint_id: _builtins.str
     """Set when the answer has a constraint: it must be compiled by these engines; empty: by any that a worker announces."""
+    user: _builtins.str
+    """End user for fair share within the tenant; opaque. Empty: one more user."""
     @_builtins.property
     def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___HashChain]:
         """Hash chains, one per live pair that the gateway knows, newest first, at most four."""
@@ -240,10 +243,11 @@ class Submit(_message.Message):
         traceparent: _builtins.str = ...,
         numerics_id: _builtins.str | None = ...,
         constraint_id: _builtins.str | None = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint_id", b"_constraint_id", "_numerics_id", b"_numerics_id", "constraint_id", b"constraint_id", "numerics_id", b"numerics_id", "remaining", b"remaining", "waited", b"waited"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_id", b"_constraint_id", "_numerics_id", b"_numerics_id", "chains", b"chains", "choice_count", b"choice_count", "constraint_id", b"constraint_id", "max_tokens", b"max_tokens", "model", b"model", "numerics_id", b"numerics_id", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "remaining", b"remaining", "tenant", b"tenant", "traceparent", b"traceparent", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_id", b"_constraint_id", "_numerics_id", b"_numerics_id", "chains", b"chains", "choice_count", b"choice_count", "constraint_id", b"constraint_id", "max_tokens", b"max_tokens", "model", b"model", "numerics_id", b"numerics_id", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "remaining", b"remaining", "tenant", b"tenant", "traceparent", b"traceparent", "user", b"user", "waited", b"waited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__constraint_id: _TypeAlias = _typing.Literal["constraint_id"]  # noqa: Y015
     _WhichOneofArgType__constraint_id: _TypeAlias = _typing.Literal["_constraint_id", b"_constraint_id"]  # noqa: Y015

@@ -16,6 +16,7 @@ SILENCE_S = 15.0
 """After so long without a word the connection has ended, as by gRPC; the server waits twice as long."""
 _QUEUED_BYTES = 1 << 20
 _LATE_S = 1.0
+_TURN_BYTES = 64 << 10
 
 
 class DirectConnection(asyncio.Protocol):
@@ -28,6 +29,8 @@ class DirectConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader()
         self._is_full = False
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._heard_s = self._due_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
@@ -41,9 +44,19 @@ class DirectConnection(asyncio.Protocol):
         return self._is_full
 
     def write(self, frames: bytes) -> None:
-        """Send, or queue. Nothing happens on a connection that has ended."""
-        if self._transport is not None and self.is_open:
-            self._transport.write(frames)
+        """Send, or queue. Nothing happens on a connection that has ended.
+
+        What is written in one turn of the event loop leaves together: a system call, and a peer that is woken, cost
+        more than most frames.
+        """
+        if not self.is_open:
+            return
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(frames)
+        self._unsent_bytes += len(frames)
+        if self._unsent_bytes >= _TURN_BYTES:
+            self._flush()
 
     async def drained(self) -> None:
         """Wait until it takes more. Raises DirectBroken when it has ended."""
@@ -56,6 +69,8 @@ class DirectConnection(asyncio.Protocol):
 
     def close(self, *, at_once: bool = False) -> None:
         """End it; what is queued still leaves unless `at_once`. Safe to repeat."""
+        if not at_once:
+            self._flush()
         self.is_open = False
         if self._transport is not None:
             if at_once:
@@ -111,6 +126,13 @@ class DirectConnection(asyncio.Protocol):
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _flush(self) -> None:
+        unsent = self._unsent
+        if unsent and self._transport is not None and self.is_open:
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+        unsent.clear()
+        self._unsent_bytes = 0
 
     def _look(self) -> None:
         # Looks again when it could be over, instead of setting a timer for every frame.
