@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from opentelemetry import baggage, propagate, trace
 from opentelemetry import context as otel_context
+from opentelemetry import propagate, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
@@ -23,7 +23,7 @@ TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 """Powers of four, as the GenAI conventions recommend."""
 NAMESPACE = "shoal"
 TRACER = trace.get_tracer("shoal")
-_TRACE_KEY, _STATE_KEY, _BAGGAGE_KEY = "traceparent", "tracestate", "baggage"
+_TRACE_KEY, _STATE_KEY = "traceparent", "tracestate"
 _is_exporting = False
 TRACE_KEYS = (_TRACE_KEY, _STATE_KEY)
 """All that is taken of the context of a caller from outside."""
@@ -120,10 +120,6 @@ def configure_tracing(*, service: str, instance: str, otlp_endpoint: str | None)
 
 def inject() -> dict[str, str]:
     """Headers (`traceparent`, ...) that carry the current trace context to another process."""
-    if baggage.get_all():
-        headers: dict[str, str] = {}
-        propagate.inject(headers)
-        return headers
     span = trace.get_current_span().get_span_context()
     if not span.is_valid:
         return {}
@@ -148,5 +144,5 @@ def follow(headers: Mapping[str, str]) -> None:
 
     For work whose span nobody may see, at a fraction of a span's cost. The task's context ends with it.
     """
-    if headers.get(_TRACE_KEY) or _BAGGAGE_KEY in headers:
+    if headers.get(_TRACE_KEY):
         otel_context.attach(extract(headers))
