@@ -148,7 +148,8 @@ def _entered(name: str, metadata: dict[str, str]) -> trace.Span | None:
     """The span of a call, current from now on; None where nobody records one and the caller has named its own."""
     caller = extract(metadata)
     if TRACE_KEYS[0] in metadata and not may_record(metadata):
-        otel_context.attach(caller)
+        # Their span and nothing else: baggage is not passed on.
+        otel_context.attach(trace.set_span_in_context(trace.get_current_span(caller)))
         return None
     attributes = {"rpc.system": "grpc", "rpc.method": name}
     span = TRACER.start_span(name, context=caller, kind=SpanKind.SERVER, attributes=attributes)
