@@ -83,7 +83,7 @@ def test_a_service_waits_for_nats_and_is_configured_by_its_own_prefix(services: 
     one = services[name]
     assert one["depends_on"]["nats"]["condition"] == "service_healthy"
     assert one["command"] == [f"shoal_{name}"]
-    shared = {"SHOAL_MESH", "SHOAL_NATS_URL", "SHOAL_LOG_LEVEL", "SHOAL_CACHE_SECRET"}
+    shared = {"SHOAL_MESH", "SHOAL_NATS_URL", "SHOAL_DIRECT_CALLS", "SHOAL_LOG_LEVEL", "SHOAL_CACHE_SECRET"}
     own = set(one["environment"]) - shared
     assert all(key.startswith(f"SHOAL_{name.upper()}_") for key in own)
     assert one["build"]["args"]["EXTRA"] == name

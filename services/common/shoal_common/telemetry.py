@@ -145,4 +145,5 @@ def follow(headers: Mapping[str, str]) -> None:
     For work whose span nobody may see, at a fraction of a span's cost. The task's context ends with it.
     """
     if headers.get(_TRACE_KEY):
-        otel_context.attach(extract(headers))
+        # Their span and nothing else: baggage is not passed on.
+        otel_context.attach(trace.set_span_in_context(trace.get_current_span(extract(headers))))
