@@ -355,6 +355,22 @@ async def test_a_connection_without_calls_lives_by_its_signs_of_life() -> None:
 
 
 @pytest.mark.usefixtures("soon")
+async def test_a_caller_that_only_reads_is_not_taken_for_silent() -> None:
+    async def talk(requests: list[bytes], context: Any) -> bytes:
+        # Twice as long as a silent caller would have, and never so quiet that the caller asks.
+        for _ in range(60):
+            await context.write(b"beat")
+            await asyncio.sleep(0.02)
+        return b"end"
+
+    async with running(talk) as probe:
+        held = probe.connection
+        answers = await listed(probe.stub("unary_stream")(b"", timeout=10))
+        assert answers == [b"first", *[b"beat"] * 60, b"end"]
+        assert probe.connection is held
+
+
+@pytest.mark.usefixtures("soon")
 async def test_a_server_that_falls_silent_is_given_up_and_its_calls_end() -> None:
     act = Stuck()
     async with running(act) as probe:
