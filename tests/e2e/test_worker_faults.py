@@ -112,6 +112,8 @@ async def test_a_prefill_worker_that_stands_still_costs_time_only(pair: WorkerPa
 
 async def test_a_kv_cache_node_that_stands_still_costs_its_timeout_once(pair: WorkerPair) -> None:
     root, prompt = secrets.token_bytes(32), prompt_of(200, seed=71)
+    # Both have met the node before: a first connection to it would fail otherwise, and sooner.
+    await ask(pair, prompt, root=secrets.token_bytes(32), targets=[pair.target])
     healthy, before = await ask(pair, prompt), await failures(pair, "acquire")
     with stopped(pair.kv_cache):
         for targets in ([], [pair.target], [], []):
@@ -124,6 +126,14 @@ async def test_a_kv_cache_node_that_stands_still_costs_its_timeout_once(pair: Wo
         return (await ask(pair, prompt, root=root, max_tokens=1)).cached == 128
 
     await until_async(is_back, what="the cache in use again", timeout_s=30)
+    # The prefill worker ran into its own wait, a second after the other: what follows needs both.
+    numerics_id = (await ids_of(pair))[1]
+
+    async def is_back_there() -> bool:
+        hit, _ = await prefill_by_hand(pair, say=[], numerics_id=numerics_id, cache_root=root, prompt_ids=prompt)
+        return hit == 128
+
+    await until_async(is_back_there, what="the cache in use again by the prefill worker", timeout_s=30)
     await until_idle(pair)
 
 
