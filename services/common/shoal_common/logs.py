@@ -67,15 +67,17 @@ class _Lines(logging.StreamHandler[TextIO]):
 
     def write(self, logger: str, event: str, extras: Mapping[str, object]) -> None:
         """At INFO, without a record."""
-        line = self.lines.line(time.time(), "INFO", logger, event, extras)
-        self.acquire()
         try:
-            self.stream.write(line + self.terminator)
-            self.flush()
-        except OSError:
+            line = self.lines.line(time.time(), "INFO", logger, event, extras)
+            self.acquire()
+            try:
+                self.stream.write(line + self.terminator)
+                self.flush()
+            finally:
+                self.release()
+        except Exception:
+            # As of a record: what cannot be told ends nothing.
             self.handleError(logging.makeLogRecord({"name": logger, "msg": event}))
-        finally:
-            self.release()
 
 
 def tell(logger: logging.Logger, event: str, extras: Mapping[str, object]) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def unpace(connected: socket.socket) -> None:
@@ -15,3 +19,9 @@ def unpace(connected: socket.socket) -> None:
         if connected.getpeername()[0] == connected.getsockname()[0]:
             # Every kernel has it, and every user may choose it.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def is_of_our_user(connected: socket.socket) -> bool:
+    """Whether the other end of a unix socket is a process of this one's user."""
+    _, uid, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(uid == os.geteuid())

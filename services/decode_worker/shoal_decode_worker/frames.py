@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from shoal_common.errors import FailedPrecondition, OutOfCapacity
 
@@ -146,13 +147,14 @@ class Frames:
         taken: list[tuple[RequestLedger, TokenEntry]] = []
         left = max_tokens
         for count, request in enumerate(gateway.unsent.values()):
-            if left <= 0:
-                for key in list(gateway.unsent)[:count]:
-                    del gateway.unsent[key]
-                return taken
             for entry in request.take(left):
                 taken.append((request, entry))
                 left -= len(entry.token_ids)
+            if left <= 0:
+                # The last one may have more.
+                for key in list(islice(gateway.unsent, count + (not request.has_unsent))):
+                    del gateway.unsent[key]
+                return taken
         gateway.unsent.clear()
         return taken
 

@@ -6,8 +6,6 @@ It keeps the promises of EngineLike, counts blocks and slots, and runs on the ev
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import struct
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -18,12 +16,10 @@ from shoal_decode_worker.engine_like import EngineEvents, EngineStats, StepEntry
 from shoal_decode_worker.entries import FinishReason, RequestUsage, TokenEntry
 from shoal_decode_worker.generation import EngineFacts, ExceedsCapacity, GenerationStart, SamplingSpec
 from shoal_decode_worker.ledger import MAX_UNACKNOWLEDGED
+from shoal_decode_worker.mock_model import RUN_TOKENS, MockModel
 
 _Key = tuple[str, int]
 BLOCK_TOKENS = 128
-RUN_TOKENS = 16
-"""Tokens that one digest gives: what a mock says must cost next to nothing."""
-_NUMBERS = struct.Struct(f"<{RUN_TOKENS}I")
 HELD_TOKENS = 2048
 """Output tokens for which blocks are held at admission."""
 
@@ -38,28 +34,6 @@ class OutOfSlots(OutOfCapacity):
     """Fewer state slots are free than the request has choices."""
 
     reason = "OUT_OF_SLOTS"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MockModel:
-    """What the model says. `lowest_token_id` .. `vocab_size` - 1 come out; `eos_token_id` among them ends a choice."""
-
-    vocab_size: int
-    lowest_token_id: int
-    eos_token_id: int
-
-    def run(self, key: bytes, run_index: int) -> tuple[int, ...]:
-        """The tokens at output indices from `run_index` * RUN_TOKENS on of the choice that `key` names."""
-        digest = hashlib.blake2b(run_index.to_bytes(8, "little"), key=key).digest()
-        lowest, span = self.lowest_token_id, self.vocab_size - self.lowest_token_id
-        return tuple([lowest + number % span for number in _NUMBERS.unpack(digest)])
-
-    @staticmethod
-    def key(start: GenerationStart, choice_index: int) -> bytes:
-        """Names a choice: its seed, its prompt and its index."""
-        state = hashlib.blake2b(start.prompt_ids.tobytes(), digest_size=32)
-        state.update(start.sampling.seed.to_bytes(8, "little") + choice_index.to_bytes(4, "little"))
-        return state.digest()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from shoal_common.settings import Loaded
 from shoal_decode_worker.config import ServingConfig
 from shoal_decode_worker.engine_like import STEP_TOKENS, LocalPrefill
 from shoal_decode_worker.generation import EngineFacts
-from shoal_decode_worker.mock_engine import MockEngine, MockModel
+from shoal_decode_worker.mock_engine import MockEngine
+from shoal_decode_worker.mock_model import MockModel
 from shoal_decode_worker.worker import DecodeWorker
 
 SERVICE = "mock_rank"

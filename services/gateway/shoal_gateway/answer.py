@@ -14,13 +14,14 @@ from shoal_common.errors import Draining
 from shoal_gateway.answer_group import AnswerGroup
 from shoal_gateway.attempt import Workers
 from shoal_gateway.encode import Prepared
+from shoal_gateway.intake import WritesThrough
 from shoal_gateway.metrics import GatewayMetrics
 from shoal_gateway.output_reader import ChoiceOutput, OutputReader
 from shoal_gateway.output_shape import Chunk
 from shoal_gateway.prefix_chains import PrefixChains
 from shoal_gateway.refusals import Overloaded
 from shoal_gateway.reserve_client import ReserveClient
-from shoal_gateway.running import Running, Timeouts, WritesThrough
+from shoal_gateway.running import Running, Timeouts
 from shoal_gateway.waiting import Waiting
 
 
@@ -52,7 +53,7 @@ class Answer:
         It returns False where the reader is needed. A task that is woken for every step costs more than what it does.
         """
         self._write_through = write_through
-        self._running.through = write_through
+        self._running.intake.through = write_through
 
     def plain(self, choice_index: int, token_ids: list[int]) -> list[Chunk] | None:
         """What tokens that come right now mean, if the reader waits in `read` and nothing else has to be read before
@@ -97,7 +98,7 @@ class Answer:
 
     def usage(self) -> sampling_pb2.Usage:
         """What it used, up to what was read."""
-        return self._running.usage()
+        return self._running.intake.usage()
 
     async def read(self, timeout_s: float) -> list[ChoiceOutput]:
         """The next batch; empty if nothing came in `timeout_s`. Calling again says that the last one was delivered.
@@ -121,7 +122,7 @@ class Answer:
         if ends:
             reasons = {output.choice_index: output.finish_reason for output in outputs}
             for choice_index, end_index in ends:
-                self._running.finish_choice(choice_index, end_index, reasons[choice_index])
+                self._running.intake.finish_choice(choice_index, end_index, reasons[choice_index])
         for output in outputs:
             self._unacknowledged[output.choice_index] = reader.count(output.choice_index)
         if not outputs and self._running.error is not None:
@@ -138,7 +139,7 @@ class Answer:
         """What was read is delivered."""
         if self._unacknowledged:
             for choice_index, next_index in self._unacknowledged.items():
-                self._running.taken(choice_index, next_index)
+                self._running.intake.taken(choice_index, next_index)
             self._unacknowledged.clear()
 
     async def __aenter__(self) -> Answer:

@@ -24,14 +24,22 @@ OPEN_TIMEOUT_S = 2.0
 """A worker whose stream does not open in this time is passed over."""
 
 
-class AttemptListener(EntrySink, Protocol):
+class LinkedSink(EntrySink, Protocol):
+    """Who the entries are for."""
+
+    link: WorkerLink | None
+    """Acknowledgements and ends go here."""
+
+
+class AttemptListener(Protocol):
     """Who runs the attempt."""
+
+    @property
+    def intake(self) -> LinkedSink:
+        """Where its entries go."""
 
     def on_admitted(self, numerics_id: str) -> None:
         """The worker holds the request."""
-
-    def on_link(self, link: WorkerLink) -> None:
-        """Acknowledgements and ends go here."""
 
 
 class Workers:
@@ -96,8 +104,8 @@ class Workers:
         link = self._frames.link(worker.address)
         await link.wait_open(min(OPEN_TIMEOUT_S, timeout_s))
         key = (request.request_id, request.attempt)
-        request.first_number = link.attach(key, listener, max(1, len(request.choices)))
-        listener.on_link(link)
+        request.first_number = link.attach(key, listener.intake, max(1, len(request.choices)))
+        listener.intake.link = link
         stub: Any = DecodeServiceStub(self._channels.get(worker.address).as_grpc())
         call = None
         try:

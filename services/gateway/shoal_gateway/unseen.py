@@ -14,7 +14,7 @@ _IMAGES = frozenset({"image_url", "image", "input_image", "computer_screenshot",
 """Of Chat, of Messages and of Responses: what a client meant is clear where it mixes them up, too."""
 _FILES = frozenset({"file", "input_file"})
 _FIELDS = ("messages", "input", "system")
-_NESTED = ("content", "output", "outputs", "source")
+_NESTED = ("content", "output", "outputs", "source", "summary")
 _DEPTH = 8
 """A message, a tool's result in it, a document in that, its source, its parts: no API knows anything deeper."""
 

@@ -285,29 +285,52 @@ async def test_a_channel_that_is_closed_while_it_looks_leaves_no_connection() ->
 _SETRESUID = {"x86_64": 117, "aarch64": 147}.get(platform.machine())
 
 
+def as_user(uid: int, do: Callable[[], Any]) -> Any:
+    """What `do` gives in a thread of another user."""
+    # The system's own call: of this thread alone.
+    system = ctypes.CDLL(None, use_errno=True)
+    assert system.syscall(_SETRESUID, -1, uid, -1) == 0
+    try:
+        return do()
+    finally:
+        system.syscall(_SETRESUID, -1, 0, -1)
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or _SETRESUID is None, reason="only root can be somebody else")
 async def test_another_users_process_is_not_taken_by_the_socket_of_the_host() -> None:
-    def connect_as(uid: int, name: str) -> bytes:
-        # The system's own call: of this thread alone.
-        system = ctypes.CDLL(None, use_errno=True)
-        assert system.syscall(_SETRESUID, -1, uid, -1) == 0
-        try:
-            with socket.socket(socket.AF_UNIX) as made:
-                made.settimeout(10)
-                made.connect(f"\0{name}")
-                try:
-                    made.sendall(greeting)
-                    return made.recv(1)
-                except OSError:
-                    return b""
-        finally:
-            system.syscall(_SETRESUID, -1, 0, -1)
+    def connect(name: str) -> bytes:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.settimeout(10)
+            made.connect(f"\0{name}")
+            try:
+                made.sendall(greeting)
+                return made.recv(1)
+            except OSError:
+                return b""
 
     async with running() as probe:
         name = probe.direct_server.socket_name
         greeting = pack_frame(FrameKind.HELLO, 0, pack_hello(probe.direct_server.key))
-        assert await asyncio.to_thread(connect_as, 65_534, name) == b""
-        assert await asyncio.to_thread(connect_as, 0, name) != b""
+        assert await asyncio.to_thread(as_user, 65_534, lambda: connect(name)) == b""
+        assert await asyncio.to_thread(as_user, 0, lambda: connect(name)) != b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or _SETRESUID is None, reason="only root can be somebody else")
+async def test_another_users_process_at_a_servers_old_name_is_told_nothing() -> None:
+    name = f"shoal-direct-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"\0{name}")
+        other.settimeout(10)
+        await asyncio.to_thread(as_user, 65_534, other.listen)
+        async with locating(_changed(socket_name=name)) as (_, address):
+            channel = Channel(address, is_direct=True)
+            await channel.settle(5)
+            assert channel.direct is not None
+            assert await channel.unary_unary(f"/{NAME}/unary_unary", identity, identity)(b"a", timeout=5) == b"a"
+            accepted, _ = await asyncio.to_thread(other.accept)
+            with accepted:
+                assert await asyncio.to_thread(accepted.recv, 1) == b""
+            await channel.close()
 
 
 async def test_where_the_socket_of_the_host_is_not_open_to_a_caller_it_comes_by_tcp(
@@ -351,6 +374,22 @@ async def test_a_connection_without_calls_lives_by_its_signs_of_life() -> None:
 
         held._take_other = count  # type: ignore[method-assign]
         await until(lambda: heard >= 8, what="eight signs of life, more than a silence long")
+        assert probe.connection is held
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_caller_that_only_reads_is_not_taken_for_silent() -> None:
+    async def talk(requests: list[bytes], context: Any) -> bytes:
+        # Twice as long as a silent caller would have, and never so quiet that the caller asks.
+        for _ in range(60):
+            await context.write(b"beat")
+            await asyncio.sleep(0.02)
+        return b"end"
+
+    async with running(talk) as probe:
+        held = probe.connection
+        answers = await listed(probe.stub("unary_stream")(b"", timeout=10))
+        assert answers == [b"first", *[b"beat"] * 60, b"end"]
         assert probe.connection is held
 
 

@@ -58,6 +58,16 @@ def test_a_line_without_a_record_is_the_one_with_it() -> None:
     assert len(first["time"]) == len(second["time"]) == len("2026-01-01T00:00:00.000Z")
 
 
+@pytest.mark.usefixtures("restored_logging")
+def test_a_line_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    out = io.StringIO()
+    logs.configure(service="pond", instance="pond-1", level="INFO", stream=out)
+    out.close()
+    logging.getLogger("x").info("usage", extra={"tokens": 3})
+    logs.tell(logging.getLogger("x"), "usage", {"tokens": 3})
+
+
 def test_a_line_goes_to_other_handlers_as_a_record(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         logs.tell(logging.getLogger("x"), "usage", {"tokens": 3})

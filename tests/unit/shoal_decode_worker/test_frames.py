@@ -245,3 +245,25 @@ def test_a_finish_without_frames_still_sends_the_tokens_below_it() -> None:
     one.choices[0].emit(entry(0, 5))
     one.choices[0].end_at(3, is_taken_over=False)
     assert [token for each in one.take(10) for token in each.token_ids] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_a_full_frame_has_no_room_for_is_in_the_next(choices: int, others: int) -> None:
+    many = frames()
+    many.open_stream(GATEWAY, 1, [], 0.0)
+    emitted = []
+    for number in range(1 + others):
+        one = request(choices, request_id=f"r{number}")
+        many.add(one)
+        for choice in range(choices):
+            # Steps with drafts are not joined, so that several entries wait.
+            for step in range(3):
+                drafted = TokenEntry(choice_index=choice, output_index=2 * step, token_ids=(0, 0), drafted_count=1)
+                one.choices[choice].emit(drafted)
+                emitted.append((one.request_id, choice, 2 * step))
+        many.emitted(one)
+    taken: list[tuple[str, int, int]] = []
+    while some := many.take(GATEWAY, 1, 3):
+        taken += [(one.request_id, each.choice_index, each.output_index) for one, each in some]
+    assert taken == emitted

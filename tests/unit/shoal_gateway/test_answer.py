@@ -18,7 +18,7 @@ from shoal.common.v1 import sampling_pb2
 from shoal.common.v1.tokens_pb2 import PositionLogprobs, TokenLogprob
 from shoal.decode.v1 import decode_service_pb2 as decode_pb
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
-from shoal_common.errors import DeadlineExceeded, InvalidArgument, MeshError, Moved, OutOfCapacity
+from shoal_common.errors import DeadlineExceeded, Draining, InvalidArgument, MeshError, Moved, OutOfCapacity
 from shoal_common.request_scope import REQUEST_ID_KEY
 from shoal_common.rpc import Channels
 from shoal_common.rpc.status import trailing_metadata
@@ -518,10 +518,9 @@ async def test_what_ends_an_answer_reaches_the_reader_past_which_output_goes(tok
         form = TokensForm()
         through = WriteThrough(form.write_now, answer, form, lambda: None)  # type: ignore[arg-type]
         answer.on_news(through)
-        with pytest.raises(InvalidArgument, match="not like this"):
-            await answer.read(10)
-        with pytest.raises(InvalidArgument, match="not like this"):
-            through.left_over()
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match="not like this"):
+                await through.read(10)
         assert form.written == [b"10"]
 
 
@@ -543,8 +542,8 @@ async def test_what_a_client_that_is_behind_could_not_take_is_the_next_that_is_w
         answer.on_news(through)
         # As the endpoint reads.
         while not answer.is_finished:
-            outputs = await answer.read(10)
-            form.written.append(through.left_over() + form.events(outputs))
+            left, outputs = await through.read(10)
+            form.written.append(left + form.events(outputs))
         assert b"".join(form.written) == b"101112131415"
         assert form.refused == len([one for one in behind if one < form.asked])
 
@@ -572,12 +571,47 @@ async def test_columns_go_to_the_client_once_each_whatever_repeats_and_whoever_i
         through = WriteThrough(form.write_now, answer, form, lambda: None)  # type: ignore[arg-type]
         answer.on_news(through)
         while not answer.is_finished:
-            outputs = await answer.read(10)
-            form.written.append(through.left_over() + form.events(outputs))
+            left, outputs = await through.read(10)
+            form.written.append(left + form.events(outputs))
         assert b"".join(form.written).decode() == "the way to the harbour is long"
         usage = answer.usage()
         assert (usage.completion_tokens, usage.cached_prompt_tokens) == (len(ids), 2)
         assert (list(usage.drafted_by_position), list(usage.accepted_by_position)) == ([1, 1], [1])
+
+
+async def test_what_a_client_that_is_behind_could_not_take_comes_before_an_error(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the way to the harbour is long")
+
+    async def in_columns(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.emit(request.request_id, 1, 0, ids[:1])
+        await until(lambda: worker.acknowledged(request.request_id) == 1)
+        worker.columns((request.first_number, 1, ids[1:]))
+        await asyncio.Event().wait()
+
+    request = dataclasses.replace(prepared(stop=[]), output=plain_recipe([], frozenset()))
+    async with bench(tokenizer, in_columns) as made, await made.answers.open(request) as answer:
+        form = TokensForm(behind=(1,))
+
+        def write_now(data: bytes) -> bool:
+            is_written = form.write_now(data)
+            if not is_written:
+                # Before the task runs that is to write it.
+                asyncio.get_running_loop().call_soon(made.answers.fail_all)
+            return is_written
+
+        through = WriteThrough(write_now, answer, form, lambda: None)  # type: ignore[arg-type]
+        answer.on_news(through)
+
+        async def read_on() -> None:
+            while True:
+                left, outputs = await through.read(10)
+                form.written.append(left + form.events(outputs))
+
+        with pytest.raises(Draining):
+            await read_on()
+        assert form.refused == 1
+        assert b"".join(form.written).decode() == "the way to the harbour is long"
 
 
 async def test_columns_with_a_gap_are_no_answer(tokenizer: Tokenizer) -> None:

@@ -290,6 +290,7 @@ IN_DOCUMENTS = (
     ]
     + [
         ("responses", "input[0].output", [{"type": "computer_call_output", "output": {"type": "computer_screenshot"}}]),
+        ("responses", "input[0].summary[0]", [{"type": "reasoning", "summary": [{"type": "input_image"}]}]),
         ("responses", "input[0].output", [{"type": "computer_call_output", "output": {"type": "input_image"}}]),
         ("responses", "input[0].outputs[1]", [{"type": "code_interpreter_call", "outputs": [{}, {"type": "image"}]}]),
         ("responses", "input[1]", [HI, {"type": "image_generation_call", "result": "AAAA"}]),

@@ -385,7 +385,7 @@ def bytes_by(api: Api, recipe: OutputRecipe, tokenizer: Tokenizer, pieces: list[
             break
     # The first one begins the choice; where it can end by itself, none may be taken so.
     assert taken == (len(pieces) - 1 if short and not recipe.parsing.stop_sequences else 0)
-    return re.sub(rb'"(created|created_at)":\d+', b"", raw + form.end(USAGE)) + str(reader.counts).encode()
+    return re.sub(rb'"(created|created_at|completed_at)":\d+', b"", raw + form.end(USAGE)) + str(reader.counts).encode()
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))

@@ -15,6 +15,7 @@ from shoal_gateway.http.server import HttpServer
 from support.waiting import until
 
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
+BODY_BYTES = 24 << 20
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -113,14 +114,50 @@ async def test_the_short_ways_write_what_messages_do() -> None:
         return b"\r\n".join(line for line in got.split(b"\r\n") if not line.startswith(b"date:"))
 
     async with serving(echoes) as (host, port):
-        for head in ("1.1\r\nhost: x", "1.1\r\nhost: x\r\nconnection: close", "1.0", "1.1\r\nexpect: 100-continue"):
+        for head in ("1.1\r\nhost: x", "1.1\r\nhost: x\r\nconnection: close", "1.1\r\nexpect: 100-continue"):
             for body, pieces in ((b"two", 1), (b"x" * 300_000, 7)):
                 said = [await answer(host, port, path, head, body, pieces) for path in ("/messages", "/short")]
                 # Whoever has sent the body needs no leave to go on.
                 said = [one.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"") for one in said]
                 assert said[0] == said[1]
                 assert b"one" in said[0]
-                assert (b"connection: close" in said[0]) == (head == "1.0" or "close" in head)
+                assert (b"connection: close" in said[0]) == ("close" in head)
+
+
+async def test_a_body_of_no_set_length_reaches_a_client_of_http_1_0_without_chunks() -> None:
+    big = b"x" * BODY_BYTES
+    gone: list[Exception] = []
+
+    async def streams(scope: Any, receive: Any, send: Any) -> None:
+        exchange = exchange_of(scope, receive, send)
+        await exchange.begin([(b"x-a", b"b")], b"one")
+        if exchange.path == "/gone":
+            with contextlib.suppress(ClientGone):
+                await exchange.write(big)
+            try:
+                await exchange.write(b"three", is_last=True)
+            except ClientGone as error:
+                gone.append(error)
+            return
+        # The third waits for what the second has left.
+        for part in (b"two", big, b"three"):
+            await exchange.write(part)
+        await exchange.write(b"", is_last=True)
+
+    async with serving(streams) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        # Asking to keep the connection does not help: only its end tells where the body ends.
+        writer.write(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+        head, _, body = (await asyncio.wait_for(reader.read(-1), 10)).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert body == b"onetwo" + big + b"three"
+        writer.close()
+        _, writer = await asyncio.open_connection(host, port, limit=1 << 16)
+        writer.write(b"GET /gone HTTP/1.0\r\n\r\n")
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        await until(lambda: bool(gone))
 
 
 async def test_a_client_that_leaves_ends_the_block_before_and_within_it() -> None:
@@ -158,9 +195,6 @@ async def test_a_client_that_leaves_ends_the_block_before_and_within_it() -> Non
             may_go_on.set()
             await until(lambda path=path: path in ended)  # type: ignore[misc]
     assert ended == ["/within", "/late"]
-
-
-BODY_BYTES = 24 << 20
 
 
 async def test_a_client_that_leaves_is_heard_of_though_it_sent_another_request() -> None:

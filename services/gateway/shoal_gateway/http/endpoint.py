@@ -97,9 +97,9 @@ class Endpoint:
 
         through = WriteThrough(exchange.write_now, answer, form, wrote_through)
         while not answer.is_finished:
-            outputs = await answer.read(pace.left_s(answer))
+            left, outputs = await through.read(pace.left_s(answer))
             # Output that is held back (half a character, a possible stop string) leaves a batch without events.
-            events = through.left_over() + (form.events(outputs) if outputs else b"")
+            events = left + (form.events(outputs) if outputs else b"")
             # Judged once: what is written below must have been begun here.
             is_due = not events and pace.is_due(answer)
             if (outputs or events) and not pace.had_output:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any
 
@@ -157,8 +158,15 @@ class Exchange:
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """More of the body; waits while the client is behind. Raises SlowReader."""
-        if not self._connection.write_now(data, is_last=is_last):
+        if self._connection.write_now(data, is_last=is_last):
+            return
+        if not self._connection.speaks_1_0:
             await self._bounded_send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            return
+        async with self._patience():
+            has_written = await self._connection.write_without_chunks(data, is_last=is_last)
+        if not has_written:
+            raise ClientGone
 
     async def abort(self) -> None:
         """Drop the connection, whatever is still unsent."""
@@ -176,11 +184,17 @@ class Exchange:
         await self.respond(status_of(error), self.error_body(error), error_headers(error))
 
     async def _bounded_send(self, message: dict[str, Any]) -> None:
+        async with self._patience():
+            await self._send(message)
+
+    @contextlib.asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        """Bounds a write. Raises SlowReader or ClientGone."""
         try:
             async with asyncio.timeout(None) as limit:
                 patience = _Patience(limit, self._write_timeout_s, self._connection.unsent)
                 try:
-                    await self._send(message)
+                    yield
                 finally:
                     patience.end()
         except RuntimeError as error:

@@ -45,6 +45,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request that is being answered; `cycle` is the newest, which may wait behind it."""
         self._is_in_head = False
         self._on_gone: Callable[[], None] | None = None
+        self._has_chunks = True
+        """The answer that has begun is chunked; HTTP/1.0 knows no chunks, its body ends with the connection."""
 
     def connection_made(self, transport: Any) -> None:
         """A client connected."""
@@ -144,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._on_gone = None
 
     def begin_now(self, headers: Sequence[tuple[bytes, bytes]], data: bytes) -> bool:
-        """Status 200 and the first of a chunked body, unless the client is behind; says whether it did.
+        """Status 200 and the first of a body of no set length, unless the client is behind; says whether it did.
 
         headers   the server's own, which need no check; none that frames the body or ends the connection
         """
@@ -158,19 +160,18 @@ class BoundedProtocol(HttpToolsProtocol):
             head += b"%b: %b\r\n" % (name, value)
         if not cycle.keep_alive:
             head += b"connection: close\r\n"
-        head += b"transfer-encoding: chunked\r\n\r\n"
-        if data:
-            head += b"%x\r\n%b\r\n" % (len(data), data)
-        self.transport.write(bytes(head))
+        self._has_chunks = not self.speaks_1_0
+        head += b"transfer-encoding: chunked\r\n\r\n" if self._has_chunks else b"\r\n"
+        self.transport.write(bytes(head) + self._chunk(data))
         return True
 
     def write_now(self, data: bytes, *, is_last: bool = False) -> bool:
-        """More of a chunked body, unless the client is behind; says whether it did. Once per token of a stream."""
+        """More of a body that has begun, unless the client is behind; says whether it did. Once per token of one."""
         cycle = self._running
         if cycle is None or not cycle.chunked_encoding or not self._can_write(cycle):
             return False
-        chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        self.transport.write(chunk + b"0\r\n\r\n" if is_last else chunk)
+        chunk = self._chunk(data)
+        self.transport.write(chunk + b"0\r\n\r\n" if is_last and self._has_chunks else chunk)
         if is_last:
             cycle.response_complete = True
             cycle.message_event.set()
@@ -178,6 +179,20 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.close()
             cycle.on_response()
         return True
+
+    @property
+    def speaks_1_0(self) -> bool:
+        """The request that is being answered is one of HTTP/1.0."""
+        return self._running is not None and self._running.scope["http_version"] == "1.0"
+
+    async def write_without_chunks(self, data: bytes, *, is_last: bool = False) -> bool:
+        """As `write_now`, once the client has taken what was written before. False: it has left.
+
+        For HTTP/1.0; to all others ASGI's messages write the same, and would put it into chunks here.
+        """
+        if self.flow.write_paused:
+            await self.flow.drain()
+        return self.write_now(data, is_last=is_last)
 
     def abort(self) -> None:
         """Drop the connection: closing waits for the client to take what is buffered, and one may never read."""
@@ -194,6 +209,9 @@ class BoundedProtocol(HttpToolsProtocol):
             # Not every system tells what its own buffer holds.
             return waiting
         return waiting + int.from_bytes(queue, sys.byteorder)
+
+    def _chunk(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if data and self._has_chunks else data
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle

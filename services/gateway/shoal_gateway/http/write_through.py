@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shoal_common.errors import MeshError
+
 from shoal_gateway.http.form import AnswerForm, OpenAnswer
+from shoal_gateway.output_reader import ChoiceOutput
 
 
 class WriteThrough:
     """Writes output of a stream that has begun, while its task waits and the client keeps up.
 
-    Invariant: what it took and could not write is the next that the task writes; until then it takes nothing more.
+    Invariant: what it took and could not write is the next that the task writes, before an error too; until then it
+    takes nothing more.
 
     write_now   more of the body; False: the client is behind, and nothing was written
     wrote       called when something was
@@ -78,8 +82,21 @@ class WriteThrough:
             self._error = error
         self._answer.wake()
 
-    def left_over(self) -> bytes:
-        """What the task has to write now. Raises what was raised on the way."""
+    async def read(self, timeout_s: float) -> tuple[bytes, list[ChoiceOutput]]:
+        """For the task: what it has to write, and behind that what there is to read, as by `Answer.read`.
+
+        Raises what was raised on the way.
+        """
+        try:
+            outputs = await self._answer.read(timeout_s)
+        except MeshError:
+            if not self._left:
+                raise
+            # Raised again by the next call: what was taken came before it.
+            outputs = []
+        return self._left_over(), outputs
+
+    def _left_over(self) -> bytes:
         if self._error is not None:
             raise self._error
         left, self._left, self._pending = self._left + self._pending, b"", b""

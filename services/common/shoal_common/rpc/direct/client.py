@@ -29,6 +29,7 @@ from shoal_common.rpc.direct.frames import (
     unpack_credit,
     unpack_hello,
 )
+from shoal_common.same_host import is_of_our_user
 
 logger = logging.getLogger(__name__)
 
@@ -211,6 +212,9 @@ async def _to_local(connection: DirectClient, name: str) -> None:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         made.connect(f"\0{name}")
+        # A name is free for anybody once its server is gone.
+        if not is_of_our_user(made):
+            raise PermissionError("the socket is of another user's process")
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=made)
     except BaseException:
         made.close()

@@ -14,7 +14,7 @@ from shoal_common.same_host import unpace
 logger = logging.getLogger(__name__)
 
 PING_S = 10.0
-"""After so long without a word from the server the caller asks whether it is there."""
+"""So often the caller says that it lives and asks the same: of one that only reads the server hears nothing else."""
 SILENCE_S = 15.0
 """After so long without a word the connection has ended, as by gRPC; the server waits twice as long."""
 _QUEUED_BYTES = 1 << 20
@@ -129,8 +129,9 @@ class DirectConnection(asyncio.Protocol):
             with contextlib.suppress(OSError):
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             unpace(connected)
-        self._heard_s = self._due_s = self._loop.time()
-        self._look()
+        self._heard_s = self._loop.time()
+        # The first sign of life comes after the greeting.
+        self._look_in(PING_S if self._is_caller else 2 * SILENCE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
@@ -202,9 +203,10 @@ class DirectConnection(asyncio.Protocol):
             next_s = _DOUBT_S
         self._is_doubted = silent_s >= limit_s
         if self._is_caller and not self._is_doubted:
-            if silent_s >= PING_S:
-                self.write(pack_frame(FrameKind.PING, 0))
-            else:
-                next_s = PING_S - silent_s
-        self._due_s = now_s + next_s
+            self.write(pack_frame(FrameKind.PING, 0))
+            next_s = min(next_s, PING_S)
+        self._look_in(next_s)
+
+    def _look_in(self, seconds: float) -> None:
+        self._due_s = self._loop.time() + seconds
         self._timer = self._loop.call_at(self._due_s, self._look)

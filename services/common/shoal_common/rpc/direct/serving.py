@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import secrets
 import socket
-import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +28,7 @@ from shoal_common.rpc.direct.frames import (
     unpack_hello,
 )
 from shoal_common.rpc.direct.messages import Messages
+from shoal_common.same_host import is_of_our_user
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 MAX_CALLS = 16_384
 """Of one connection at a time."""
 _HELLO_S = 5.0
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _UNAVAILABLE = Ending(grpc.StatusCode.UNAVAILABLE.value[0], "the server ends")
 _LATE = Ending(grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "Deadline Exceeded")
 
@@ -104,11 +102,7 @@ class Serving(DirectConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         peer = transport.get_extra_info("socket")
-        if peer.family == socket.AF_UNIX:
-            _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-            is_ours = uid == os.geteuid()
-        else:
-            is_ours = True
+        is_ours = peer.family != socket.AF_UNIX or is_of_our_user(peer)
         if not is_ours or not self._server.connected(self):
             self.close(at_once=True)
             return
