@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal_common.huge_pages import with_huge_pages
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceProcess:
@@ -38,13 +40,14 @@ def service_process(
     wrapper    a command that takes the rest as its arguments and becomes it by exec
 
     SHOAL_ variables of the test's own environment do not reach it; SHOAL_NATS_URL is "off" unless given, and decode
-    workers verify all drafts: a planner may find that none pays here, and nothing of drafts would be tested.
+    workers verify all drafts: a planner may find that none pays here, and nothing of drafts would be tested. Its memory
+    is set up as the images and `shoal run` do it.
     """
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
     env = {**inherited, "SHOAL_NATS_URL": "off", "OMP_NUM_THREADS": "1"}
     if module == "shoal_decode_worker":
         env["SHOAL_DECODE_WORKER_VERIFY"] = "fixed"
-    env |= environment or {}
+    env = with_huge_pages(env | dict(environment or {}))
     with log.open("w") as errors:
         popen = subprocess.Popen(
             [*wrapper, sys.executable, "-m", module], env=env, stdout=subprocess.PIPE, stderr=errors, text=True

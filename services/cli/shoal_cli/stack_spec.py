@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal_common.huge_pages import with_huge_pages
+
 SERVICES = ("scheduler", "kv_cache", "prefill_worker", "decode_worker", "gateway")
 MODEL_READERS = ("prefill_worker", "decode_worker", "gateway")
 _DRAIN_GRACE_S = "3"
@@ -51,5 +53,5 @@ def _spec(name: str, options: StackOptions, environ: Mapping[str, str], nats_url
         wanted[prefix + "MODEL"] = str(options.model)
     # -P: the folder the command happens to run in must not shadow our packages.
     command = (sys.executable, "-P", "-m", f"shoal_{name}")
-    environment = {**wanted, **environ, "SHOAL_MESH": options.mesh, "SHOAL_NATS_URL": nats_url}
+    environment = {**wanted, **with_huge_pages(environ), "SHOAL_MESH": options.mesh, "SHOAL_NATS_URL": nats_url}
     return ProcessSpec(name=name, command=command, environment=environment)

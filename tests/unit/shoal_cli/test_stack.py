@@ -207,4 +207,5 @@ def test_the_five_services_get_addresses_but_what_the_user_sets_stands() -> None
     assert worker["SHOAL_DECODE_WORKER_LISTEN_ADDRESS"] == "127.0.0.1:0"
     assert worker["SHOAL_DECODE_WORKER_MODEL"] == "/models/x"
     assert (worker["SHOAL_MESH"], worker["SHOAL_NATS_URL"], worker["PATH"]) == ("blue", "nats://h:1", "/bin")
+    assert gateway["PYTHONMALLOC"] == worker["PYTHONMALLOC"] == "malloc"
     assert specs["decode_worker"].command[1:] == ("-P", "-m", "shoal_decode_worker")
