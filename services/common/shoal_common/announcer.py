@@ -41,6 +41,7 @@ class Announcer:
         self._wake: asyncio.Event | None = None
         self._stopping = False
         self._written: tuple[Presence, bytes] | None = None
+        self._is_known = False
 
     @property
     def presence(self) -> Presence:
@@ -115,9 +116,19 @@ class Announcer:
         return self._written[1]
 
     async def _beat(self, bucket: PresenceBucket, loads: LoadReporter) -> None:
+        # Readers take no load of an instance they do not know. Where they do, both leave together: a message by itself
+        # wakes the server and every reader once more.
+        was_known, self._is_known = self._is_known, True
+        if was_known:
+            await self._report(loads)
         try:
             await bucket.put(self._presence.instance_id, self._as_json())
         except Unavailable as error:
+            self._is_known = False
             logger.warning("heartbeat failed", extra={"error": error.message})
+        if not was_known:
+            await self._report(loads)
+
+    async def _report(self, loads: LoadReporter) -> None:
         if self._sample_load is not None:
             await loads.publish(self._sample_load())

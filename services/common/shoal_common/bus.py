@@ -77,6 +77,7 @@ class Bus:
         self.counters = BusCounters()
         self._url, self._name = url, name
         self._client: Client | None = None
+        self._jetstreams: dict[float, JetStreamContext] = {}
         self._wishes: list[_Wish] = []
         self._on_connect: list[Callback] = []
         self._task: asyncio.Task[None] | None = None
@@ -201,7 +202,10 @@ class Bus:
         """JetStream on this connection. Raises Unavailable while there is none."""
         if self._client is None or not self._client.is_connected:
             raise Unavailable("no connection to NATS", reason="BUS_DISCONNECTED")
-        return self._client.jetstream(timeout=timeout_s)
+        found = self._jetstreams.get(timeout_s)
+        if found is None:
+            found = self._jetstreams[timeout_s] = self._client.jetstream(timeout=timeout_s)
+        return found
 
     async def _connect(self) -> None:
         client = Client()

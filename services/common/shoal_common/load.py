@@ -29,6 +29,9 @@ class LoadReport:
     """Scheduler replicas: placements not yet admitted, by instance id of the worker."""
 
 
+_FIELDS = tuple(one.name for one in dataclasses.fields(LoadReport))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberedLoad:
     """A report with its origin. Sequence numbers of one instance begin at 1 and only grow."""
@@ -40,15 +43,16 @@ class NumberedLoad:
 
     def to_json(self) -> bytes:
         """As it travels."""
-        return json.dumps(dataclasses.asdict(self)).encode()
+        report = {name: getattr(self.report, name) for name in _FIELDS}
+        said = {"role": self.role, "instance_id": self.instance_id, "sequence_number": self.sequence_number}
+        return json.dumps({**said, "report": report}).encode()
 
     @classmethod
     def from_json(cls, raw: bytes) -> NumberedLoad:
         """Inverse of `to_json`; fields of a newer version are ignored. Raises ValueError for anything else."""
         try:
             values = json.loads(raw)
-            known = {one.name for one in dataclasses.fields(LoadReport)}
-            report = LoadReport(**{key: value for key, value in values["report"].items() if key in known})
+            report = LoadReport(**{key: value for key, value in values["report"].items() if key in _FIELDS})
             return cls(
                 role=str(values["role"]),
                 instance_id=str(values["instance_id"]),

@@ -211,8 +211,8 @@ class Sessions:
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         if threading.get_ident() == self._thread_id:
-            # An engine that runs on the loop, which need not be woken from itself.
-            self._loop.call_soon(callback, *args)
+            # An engine that runs on the loop.
+            callback(*args)
             return
         try:
             self._loop.call_soon_threadsafe(callback, *args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
 from shoal_common.rpc import Channels
 
@@ -28,7 +29,10 @@ class FramesClient:
         channels: Channels,
         silence_s: float = SILENCE_S,
         standstill_s: float = STANDSTILL_S,
+        on_change: Callable[[bool], None] = lambda is_connected: None,
     ) -> None:
+        """`on_change` is told `is_connected` whenever a stream opens or ends."""
+        self._on_change = on_change
         self._gateway_id, self._channels = gateway_id, channels
         self._silence_s, self._standstill_s = silence_s, standstill_s
         self._links: dict[str, WorkerLink] = {}
@@ -38,9 +42,9 @@ class FramesClient:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def open_count(self) -> int:
-        """Workers with an open stream."""
-        return sum(link.is_open for link in self._links.values())
+    def is_connected(self) -> bool:
+        """Some worker has an open stream."""
+        return any(link.is_open for link in self._links.values())
 
     def start(self) -> None:
         """Begin to judge the workers' pulses."""
@@ -57,6 +61,7 @@ class FramesClient:
                 channels=self._channels,
                 pulse=pulse,
                 numbers=self._numbers,
+                on_change=self._changed,
             )
         return link
 
@@ -78,6 +83,9 @@ class FramesClient:
         for link in links:
             await link.close()
 
+    def _changed(self) -> None:
+        self._on_change(self.is_connected)
+
     async def _tick_for_ever(self) -> None:
         loop = asyncio.get_running_loop()
         last_s = loop.time()
@@ -98,5 +106,6 @@ class FramesClient:
                 self._idle_since_s.pop(address, None)
             elif now_s - self._idle_since_s.setdefault(address, now_s) >= _LINGER_S:
                 del self._links[address], self._idle_since_s[address]
+                self._changed()
                 await link.close()
                 self._channels.drop(address)

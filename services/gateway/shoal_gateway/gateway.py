@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Mapping
 
@@ -14,7 +15,7 @@ from shoal_gateway.attempt import Workers
 from shoal_gateway.config import GatewayConfig
 from shoal_gateway.edge.opening import OpenEdge
 from shoal_gateway.encode import Encoder
-from shoal_gateway.fleet import CONDITIONS, Fleet
+from shoal_gateway.fleet import Fleet
 from shoal_gateway.frames_client import FramesClient
 from shoal_gateway.grpc_servicer import InferenceServicer
 from shoal_gateway.http.app import App
@@ -37,6 +38,8 @@ from shoal_gateway.served_model import ServedModel
 
 _SEED_BITS = 53
 """Drawn seeds survive clients whose numbers are doubles."""
+# What it must reach to serve.
+_SCHEDULER, _WORKER = "scheduler", "decode worker"
 _ANTHROPIC_BASES = ("", "/anthropic")
 _BETA_BASES = ("", "/beta")
 
@@ -55,17 +58,21 @@ class Gateway:
         metrics: Metrics,
         direct_calls: bool = True,
     ) -> None:
-        self.readiness = Readiness(*CONDITIONS)
+        self.readiness = Readiness("nats", _SCHEDULER, _WORKER)
         counted = GatewayMetrics(metrics)
         self._channels = Channels(is_direct=direct_calls)
         self._reserve = ReserveClient(
-            gateway_id=instance_id, channels=self._channels, scheduler_wait_s=config.scheduler_wait_s
+            gateway_id=instance_id,
+            channels=self._channels,
+            scheduler_wait_s=config.scheduler_wait_s,
+            on_change=functools.partial(self.readiness.set, _SCHEDULER),
         )
         self._frames = FramesClient(
             gateway_id=instance_id,
             channels=self._channels,
             silence_s=config.worker_silence_s,
             standstill_s=config.worker_standstill_s,
+            on_change=functools.partial(self.readiness.set, _WORKER),
         )
         chains = PrefixChains(cache_secret)
         self._edge = OpenEdge(config, instance_id=instance_id, cache_secret=cache_secret, metrics=metrics)
@@ -74,7 +81,6 @@ class Gateway:
             frames=self._frames,
             chains=chains,
             gateways=self._edge.gateways,
-            readiness=self.readiness,
         )
         encoder = Encoder(
             model,
@@ -133,12 +139,10 @@ class Gateway:
         """Begin to watch over the streams."""
         self._reserve.start()
         self._frames.start()
-        self.fleet.start()
         self._edge.start()
 
     async def close(self) -> None:
         """End all streams; what still runs is given up."""
-        await self.fleet.stop()
         await self._edge.stop()
         self.answers.fail_all()
         await self._reserve.close()

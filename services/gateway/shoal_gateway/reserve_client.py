@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,9 +66,20 @@ class ReserveClient:
     Losing a replica never touches a running answer: its books are opened again elsewhere by Adopt.
     """
 
-    def __init__(self, *, gateway_id: str, channels: Channels, scheduler_wait_s: float = 10.0) -> None:
-        """scheduler_wait_s: a new request is denied when no replica comes up for so long."""
+    def __init__(
+        self,
+        *,
+        gateway_id: str,
+        channels: Channels,
+        scheduler_wait_s: float = 10.0,
+        on_change: Callable[[bool], None] = lambda is_connected: None,
+    ) -> None:
+        """scheduler_wait_s: a new request is denied when no replica comes up for so long.
+
+        `on_change` is told `is_connected` whenever a replica comes up or goes.
+        """
         self._gateway_id, self._channels, self._scheduler_wait_s = gateway_id, channels, scheduler_wait_s
+        self._on_change = on_change
         self._replicas: dict[str, ReplicaLink] = {}
         self._announced: set[str] = set()
         self._held: dict[str, _Held] = {}
@@ -150,11 +162,13 @@ class ReserveClient:
         held.replica.send(held.request.introduction())
 
     def _up(self, link: ReplicaLink) -> None:
+        self._on_change(True)
         for held in self._held.values():
             if held.replica is None:
                 self._introduce(held)
 
     def _down(self, link: ReplicaLink) -> None:
+        self._on_change(self.is_connected)
         for held in self._held.values():
             if held.replica is link:
                 self._introduce(held)

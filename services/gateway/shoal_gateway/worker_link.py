@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -46,7 +46,8 @@ class WorkerLink:
     When the stream breaks it is re-opened with the next indices wanted; if that takes longer than REOPEN_S, all
     attached sinks are told that the worker is lost.
 
-    numbers   for choices; the same for all links of a gateway, as a worker may outlive a link to it
+    numbers     for choices; the same for all links of a gateway, as a worker may outlive a link to it
+    on_change   called when `is_open` has changed
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class WorkerLink:
         channels: Channels,
         pulse: Pulse,
         numbers: Iterator[int] | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
+        self._on_change = on_change
         self._gateway_id, self._channels, self._pulse = gateway_id, channels, pulse
         self._sinks = EntrySinks(numbers or itertools.count(1))
         self._acks: dict[ChoiceKey, int] = {}
@@ -187,6 +190,7 @@ class WorkerLink:
                     raise
             if self._open.is_set():
                 self._open.clear()
+                self._on_change()
                 self._pulse.reset()
                 backoff_s = _BACKOFF_S[0]
                 # A broken connection can stay broken in its channel; a fresh one costs a millisecond.
@@ -230,6 +234,7 @@ class WorkerLink:
         now_s = asyncio.get_running_loop().time()
         if not self._open.is_set():
             self._open.set()
+            self._on_change()
             if self._lost_timer is not None:
                 self._lost_timer.cancel()
                 self._lost_timer = None

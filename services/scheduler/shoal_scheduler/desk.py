@@ -70,6 +70,7 @@ class Desk:
         self._max_streams, self._max_outbox = max_streams, max_outbox
         self._outboxes: dict[str, Outbox] = {}
         self._opened_count = 0
+        self._again: asyncio.TimerHandle | None = None
         self.load = LoadReport()
         """Our own load, renewed twice a second; may be read from any thread."""
 
@@ -78,6 +79,9 @@ class Desk:
         now_s = self._clock()
         change(self._scheduler, now_s)
         self._send(self._scheduler.settle(now_s), now_s)
+        if self._again is None and len(self._scheduler.queue):
+            # Holds and backoffs end without a message.
+            self._again = asyncio.get_running_loop().call_later(_SETTLE_S, self._look_again)
 
     def open_stream(self, gateway_id: str) -> Outbox:
         """A gateway is here. Raises ResourceExhausted (TOO_MANY_STREAMS)."""
@@ -100,16 +104,18 @@ class Desk:
 
     async def run(self) -> None:
         """Let time pass until cancelled."""
-        last_tick_s = self._clock()
-        while True:
-            await asyncio.sleep(_SETTLE_S)
-            if self._clock() - last_tick_s >= _TICK_S:
-                last_tick_s = self._clock()
+        try:
+            while True:
+                await asyncio.sleep(_TICK_S)
                 self.act(lambda scheduler, now_s: scheduler.tick(now_s))
                 self._renew_load()
-            elif len(self._scheduler.queue):
-                # Holds and backoffs end without a message.
-                self.act(lambda scheduler, now_s: None)
+        finally:
+            if self._again is not None:
+                self._again.cancel()
+
+    def _look_again(self) -> None:
+        self._again = None
+        self.act(lambda scheduler, now_s: None)
 
     def _renew_load(self) -> None:
         scheduler = self._scheduler

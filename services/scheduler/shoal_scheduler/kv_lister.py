@@ -34,12 +34,15 @@ class KvLister:
         self._pause_s: dict[str, float] = {}
         self._not_before_s: dict[str, float] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._needed = asyncio.Event()
+        kv.on_need = self._needed.set
 
     async def run(self) -> None:
         """Look for such nodes until cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while True:
+                await self._needed.wait()
                 await asyncio.sleep(_LOOK_S)
                 needing = set(self._kv.needing_list())
                 for node_id in self._not_before_s.keys() - needing:
@@ -47,6 +50,8 @@ class KvLister:
                 for node_id in needing - self._running.keys():
                     if len(self._running) < _MAX_AT_ONCE and loop.time() >= self._not_before_s.get(node_id, 0.0):
                         self._begin(node_id, loop)
+                if not needing:
+                    self._needed.clear()
         finally:
             for task in self._running.values():
                 task.cancel()

@@ -17,10 +17,26 @@ from shoal_gateway.http.protocol import BoundedProtocol
 
 _BACKLOG = 1024
 _KEEP_ALIVE_S = 75
+_DATE_S = 1.0
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the process, not to one of its two servers."""
+    """Signals belong to the process, not to one of its two servers; and an idle one sleeps."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """End `serve`. Safe to repeat."""
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        """Until `leave`. Uvicorn's own asks ten times a second whether that was called; only the date needs renewal."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), _DATE_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -79,7 +95,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Accept no more, let open responses end within the grace, close. Safe to repeat."""
-        self._server.should_exit = True
+        self._server.leave()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         if self._socket is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal_common.presence import Presence
 
@@ -26,12 +26,15 @@ class KvView:
         self._replay_tokens = replay_tokens
         self._logs: dict[str, EventLog] = {}
         self._hosts: dict[str, str] = {}
+        self.on_need: Callable[[], None] = lambda: None
+        """Called whenever a node may need a list."""
 
     def up(self, presence: Presence) -> None:
         """A node is up."""
         if presence.instance_id not in self._logs:
             self._logs[presence.instance_id] = EventLog(max_waiting=self._max_waiting_events)
             self.index.add_node(presence.instance_id)
+            self.on_need()
         self._hosts[presence.instance_id] = presence.labels.get(HOST_LABEL, "")
 
     def down(self, node_id: str) -> None:
@@ -45,6 +48,8 @@ class KvView:
         log = self._logs.get(node_id)
         if log is not None:
             self._apply(node_id, log.take(change))
+            if log.needs_list:
+                self.on_need()
 
     def listed(self, node_id: str, number: int, blocks: Sequence[int], snapshots: Sequence[int]) -> None:
         """A list of all that a node holds as of event `number` came."""
@@ -59,6 +64,7 @@ class KvView:
         """The connection was lost: every node must be listed again."""
         for log in self._logs.values():
             log.doubt()
+        self.on_need()
 
     def needing_list(self) -> Sequence[str]:
         """Nodes to be listed."""
