@@ -30,6 +30,8 @@ class Tally:
     """What came since it was made."""
 
     answers: int = 0
+    """Those that ended, and the events that they were in all."""
+    answer_events: int = 0
     events: int = 0
     ttft_s: list[float] = field(default_factory=list)
 
@@ -41,6 +43,7 @@ class Stream(asyncio.Protocol):
         self._request, self.tally = request, tally
         self._tail = b""
         self._is_first = True
+        self._events = 0
         self._asked_s = 0.0
         self.is_stopping = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,6 +66,7 @@ class Stream(asyncio.Protocol):
             self._is_first = False
             self.tally.ttft_s.append(time.perf_counter() - self._asked_s)
         self.tally.events += count
+        self._events += count
         self._tail = data if len(data) > 64 else (self._tail + data)[-64:]
         if not self._tail.endswith(_END):
             # An error has a length and no chunks: what is no stream is not waited for.
@@ -73,6 +77,7 @@ class Stream(asyncio.Protocol):
             self._fail(data)
             return
         self.tally.answers += 1
+        self.tally.answer_events += self._events
         if self.is_stopping:
             self.ended.set_result(None)
             self._transport.abort()
@@ -81,6 +86,7 @@ class Stream(asyncio.Protocol):
 
     def _ask(self) -> None:
         self._is_first = True
+        self._events = 0
         self._tail = b""
         self._asked_s = time.perf_counter()
         self._transport.write(self._request)

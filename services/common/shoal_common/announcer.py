@@ -16,6 +16,7 @@ from shoal_common.load import LoadReport
 from shoal_common.load_reporter import LoadReporter
 from shoal_common.presence import HEARTBEAT_S, Presence
 from shoal_common.presence_bucket import PresenceBucket
+from shoal_common.rhythm import until_next
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class Announcer:
             if bus.is_connected:
                 await self._beat(bucket, loads)
             try:
-                await asyncio.wait_for(wake.wait(), HEARTBEAT_S)
+                await asyncio.wait_for(wake.wait(), until_next(HEARTBEAT_S))
             except TimeoutError:
                 continue
             wake.clear()

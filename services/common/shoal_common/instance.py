@@ -15,6 +15,7 @@ from shoal_common.control import ControlServer
 from shoal_common.load import LoadReport
 from shoal_common.presence import Presence
 from shoal_common.process import Process
+from shoal_common.rhythm import until_next
 from shoal_common.rpc import Readiness, Service, serve
 from shoal_common.settings import SharedSettings
 
@@ -151,7 +152,7 @@ class Instance:
         self._announce()
         # The end of a thread sets no event that a loop could wait for.
         while self._is_healthy():  # noqa: ASYNC110
-            await asyncio.sleep(_HEALTH_PERIOD_S)
+            await asyncio.sleep(until_next(_HEALTH_PERIOD_S))
         self._readiness.set("engine", False)
         raise EngineStopped("the engine has stopped; its log says why")
 

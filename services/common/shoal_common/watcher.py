@@ -13,6 +13,7 @@ from shoal_common.errors import Unavailable
 from shoal_common.load import LoadReport, LoadTable, NumberedLoad
 from shoal_common.presence import LAPSE_S, Presence, PresenceTable
 from shoal_common.presence_bucket import PresenceBucket
+from shoal_common.rhythm import until_next
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class Watcher:
     async def _tick_for_ever(self) -> None:
         last_s = time.monotonic()
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(until_next(_TICK_S))
             now_s = time.monotonic()
             # The answer to a ping comes after everything that was sent before it: silence is then the others' silence.
             # Where all were heard just now, the reader is in touch without one.

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from shoal.decode.v1 import decode_service_pb2 as pb
 from shoal_common.errors import DeadlineExceeded, MeshError
+from shoal_common.rhythm import until_next
 
 from shoal_decode_worker.frame_messages import frame_messages
 from shoal_decode_worker.frames import Frames
@@ -87,7 +88,7 @@ async def _beat(stream: Stream, due: asyncio.Event, beat_s: float) -> None:
     while True:
         due.set()
         stream.changed.set()
-        await asyncio.sleep(beat_s)
+        await asyncio.sleep(until_next(beat_s))
 
 
 async def _write(write: Write, stream: Stream, sessions: Sessions, frames: Frames, due: asyncio.Event) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
+from shoal_common.rhythm import until_next
 from shoal_common.rpc import Channels
 
 from shoal_gateway.pulse import SILENCE_S, STANDSTILL_S, Pulse
@@ -90,7 +91,7 @@ class FramesClient:
         loop = asyncio.get_running_loop()
         last_s = loop.time()
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(until_next(_TICK_S))
             now_s = loop.time()
             # A gateway that slept itself must not take its sleep for the workers'.
             was_stalled = now_s - last_s > 2 * _TICK_S

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
+from shoal_common.rhythm import until_next
 from shoal_common.rpc import Channels
 
 from shoal_gateway.replica_link import ReplicaLink
@@ -202,7 +203,7 @@ class ReserveClient:
     async def _tick_for_ever(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(until_next(_TICK_S))
             overdue_s = loop.time() - _UNANSWERED_S
             for held in list(self._held.values()):
                 silent = held.replica

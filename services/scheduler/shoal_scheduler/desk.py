@@ -11,6 +11,7 @@ from opentelemetry.trace import SpanKind
 from shoal.scheduler.v1 import scheduler_service_pb2 as pb
 from shoal_common.errors import ResourceExhausted, SlowReader
 from shoal_common.load import LoadReport
+from shoal_common.rhythm import until_next
 from shoal_common.telemetry import TRACER, extract, may_record
 
 from shoal_scheduler.core.messages import Outgoing, Placement
@@ -106,7 +107,7 @@ class Desk:
         """Let time pass until cancelled."""
         try:
             while True:
-                await asyncio.sleep(_TICK_S)
+                await asyncio.sleep(until_next(_TICK_S))
                 self.act(lambda scheduler, now_s: scheduler.tick(now_s))
                 self._renew_load()
         finally:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from shoal_common.rhythm import until_next
+
 from shoal_gateway.edge.key_table import read_table
 from shoal_gateway.edge.keys import ApiKey, BadKeys
 
@@ -72,7 +74,7 @@ class KeyFile:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(_PERIOD_S)
+            await asyncio.sleep(until_next(_PERIOD_S))
             await self.look()
 
     def _changed(self) -> list[ApiKey] | None:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from shoal_common.rhythm import until_next
 from shoal_common.rpc import AddressInUse
 
 from shoal_gateway.http.app import App
@@ -36,7 +37,7 @@ class _Server(uvicorn.Server):
         """Until `leave`. Uvicorn's own asks ten times a second whether that was called; only the date needs renewal."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), _DATE_S)
+                await asyncio.wait_for(self._leaving.wait(), until_next(_DATE_S))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
