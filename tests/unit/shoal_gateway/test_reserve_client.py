@@ -180,3 +180,18 @@ async def test_what_can_wait_leaves_by_itself_when_nothing_else_does(client: Res
         await until(lambda: bool(request.placements))
         client.forget("r", pb.ReserveRequest(request_id="r", finished=pb.Finished()))
         await until(lambda: bool(scheduler.told("finished")))
+
+
+async def test_whoever_asks_is_told_when_the_last_replica_goes_and_the_first_comes() -> None:
+    told: list[bool] = []
+    channels = Channels()
+    client = ReserveClient(gateway_id="g", channels=channels, on_change=told.append)
+    try:
+        async with serving(FakeScheduler(says_nothing)) as address:
+            client.announced("s", address)
+            await until(lambda: told == [True])
+        await until(lambda: told[-1:] == [False])
+        assert not client.is_connected
+    finally:
+        await client.close()
+        await channels.close()

@@ -211,3 +211,20 @@ def test_hits_equal_a_naive_search_of_each_node(held: dict[str, tuple[set[int], 
     blocks, snapshots = (set[int]().union(*(one[part] for one in held.values())) for part in (0, 1))
     ends = [n for n in range(1, 9) if set(range(n)) <= blocks and n - 1 in snapshots and n * 128 <= reach]
     assert index.hit_of_all(range(8), reach) == max(ends, default=0) * 128
+
+
+def test_it_says_when_a_node_may_need_a_list_and_only_then() -> None:
+    kv = view()
+    told: list[tuple[str, ...]] = []
+    kv.on_need = lambda: told.append(tuple(kv.needing_list()))
+    kv.up(node("a"))
+    assert told == [("a",)]
+    kv.listed("a", 0, [], [])
+    kv.up(node("a"))
+    kv.take("a", stored(1, [1]))
+    assert told == [("a",)]
+    kv.take("a", stored(3, [3]))
+    assert told == [("a",), ("a",)]
+    kv.listed("a", 3, [1, 2, 3], [])
+    kv.doubt()
+    assert told == [("a",), ("a",), ("a",)]
