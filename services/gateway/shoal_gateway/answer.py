@@ -133,6 +133,8 @@ class Answer:
         """The reader leaves. Safe to repeat."""
         self._waiting.close()
         self.acknowledge()
+        # A circle is garbage that only a collection finds.
+        self._write_through = self._running.intake.through = None
         self._running.give_up()
 
     def acknowledge(self) -> None:

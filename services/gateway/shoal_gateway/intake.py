@@ -30,6 +30,14 @@ class WritesThrough(Protocol):
         """Write what the tokens taken have led to."""
 
 
+def _nobody() -> None:
+    """Listens no more."""
+
+
+def _nobody_failed(attempt: int, error: MeshError) -> None:
+    """Listens no more."""
+
+
 class Intake:
     """An EntrySink: takes what the current attempt of a session brings, each token once, and drops what others do.
 
@@ -64,6 +72,10 @@ class Intake:
     def begin(self) -> None:
         """A new attempt goes on from what is here."""
         self._received = self._session.journal.counts()
+
+    def leave(self) -> None:
+        """The request is over: nobody is told anything any more."""
+        self._on_change, self._on_failed = _nobody, _nobody_failed
 
     def on_entry(self, entry: decode_pb.Entry, step: int) -> None:
         """Tokens of the current attempt; entries of any other are dropped."""

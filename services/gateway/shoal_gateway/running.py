@@ -39,6 +39,10 @@ class Timeouts:
     total_s: float
 
 
+def _nobody() -> None:
+    """Listens no more."""
+
+
 class Running:
     """Drives one Session. Reserving and AttemptListener at once; belongs to the event loop. What comes is its intake's.
 
@@ -246,6 +250,9 @@ class Running:
         self.error, self.outcome = error, outcome
         self._on_change()
         self._on_ended()
+        # Nothing more is told; whoever listened may go, without the circle that only a collection would find.
+        self._on_change = self._on_ended = _nobody
+        self.intake.leave()
 
     def _start_expired(self) -> None:
         """No later than this an answer has begun. One that has gets the rest of its time."""

@@ -55,7 +55,8 @@ class Exchange:
         self._scope, self._receive, self._send = scope, receive, send
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s, self._write_timeout_s = read_timeout_s, write_timeout_s
-        self._connection: BoundedProtocol = scope["extensions"][CONNECTION]
+        # Taken out: through its scope the connection would hold itself.
+        self._connection: BoundedProtocol = scope["extensions"].pop(CONNECTION)
         self.write_now: Callable[[bytes], bool] = self._connection.write_now
         """More of a body that has begun, if the client is not behind. False: nothing is written, `write` has to wait.
 
