@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -40,6 +42,7 @@ from support.fake_worker import ADMITTED, ENDED, FakeWorker, Script, serving_wor
 from support.waiting import until
 
 STOP = sampling_pb2.FINISH_REASON_STOP
+UNFINISHED = sampling_pb2.FINISH_REASON_UNSPECIFIED
 LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 Events = AsyncIterator[decode_pb.GenerateResponse]
 
@@ -156,6 +159,46 @@ async def test_an_answer_is_admitted_read_acknowledged_and_finished(tokenizer: T
         assert (usage.prompt_tokens, usage.completion_tokens) == (3, 3)
         assert [one.admitted.attempt for one in made.scheduler.told("admitted")] == [1]
         assert made.answers.in_flight == 0
+
+
+@pytest.mark.parametrize("outcome", ["read", "left"])
+async def test_what_an_answer_held_goes_with_it_and_waits_for_no_collection(tokenizer: Tokenizer, outcome: str) -> None:
+    class Through:
+        def __init__(self, answer: Answer) -> None:
+            self.answer = answer
+
+        def __call__(self) -> bool:
+            return False
+
+        def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
+            return False
+
+        def flush(self) -> None:
+            pass
+
+    async def one(made: Bench) -> list[weakref.ref[object]]:
+        async with await made.answers.open(prepared()) as answer:
+            answer.on_news(Through(answer))
+            await (read_all(answer) if outcome == "read" else answer.read(10))
+            return [weakref.ref(answer), weakref.ref(answer._running), weakref.ref(answer._running.intake)]
+
+    never = asyncio.Event()
+
+    async def says_one(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+        yield ADMITTED
+        worker.emit(request.request_id, request.attempt, 0, (10,), finish=UNFINISHED)
+        await never.wait()
+
+    async with bench(tokenizer, says(10, 11) if outcome == "read" else says_one) as made:
+        await one(made)
+        await until(lambda: made.answers.in_flight == 0)
+        gc.collect()
+        gc.disable()
+        try:
+            held = await one(made)
+            await until(lambda: all(ref() is None for ref in held))
+        finally:
+            gc.enable()
 
 
 async def test_its_place_in_the_queue_is_known_while_it_waits_there(tokenizer: Tokenizer) -> None:

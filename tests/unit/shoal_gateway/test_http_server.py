@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -167,9 +169,9 @@ async def test_a_client_that_leaves_ends_the_block_before_and_within_it() -> Non
     connections: list[BoundedProtocol] = []
 
     async def waits(scope: Any, receive: Any, send: Any) -> None:
+        connections.append(scope["extensions"][CONNECTION])
         exchange = exchange_of(scope, receive, send)
         await exchange.body()
-        connections.append(scope["extensions"][CONNECTION])
         has_begun.set()
         if exchange.path == "/late":
             await may_go_on.wait()
@@ -195,6 +197,30 @@ async def test_a_client_that_leaves_ends_the_block_before_and_within_it() -> Non
             may_go_on.set()
             await until(lambda path=path: path in ended)  # type: ignore[misc]
     assert ended == ["/within", "/late"]
+
+
+async def test_a_connection_that_was_cut_goes_without_a_collection() -> None:
+    seen: list[weakref.ref[BoundedProtocol]] = []
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(weakref.ref(scope["extensions"][CONNECTION]))
+        exchange = exchange_of(scope, receive, send)
+        await exchange.body()
+        await exchange.begin([], b"x")
+        with contextlib.suppress(ClientGone), exchange.while_connected():
+            await asyncio.Event().wait()
+
+    async with serving(waits) as (host, port):
+        gc.collect()
+        gc.disable()
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+            writer.write(HEAD + b"\r\n")
+            await until(lambda: bool(seen))
+            writer.transport.abort()
+            await until(lambda: seen[0]() is None)
+        finally:
+            gc.enable()
 
 
 async def test_a_client_that_leaves_is_heard_of_though_it_sent_another_request() -> None:
