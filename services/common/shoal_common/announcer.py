@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import uvloop
@@ -14,7 +15,7 @@ from shoal_common.bus import Bus
 from shoal_common.errors import Unavailable
 from shoal_common.load import LoadReport
 from shoal_common.load_reporter import LoadReporter
-from shoal_common.presence import HEARTBEAT_S, Presence
+from shoal_common.presence import HEARTBEAT_S, LAPSE_S, Presence
 from shoal_common.presence_bucket import PresenceBucket
 from shoal_common.rhythm import until_next
 
@@ -42,7 +43,7 @@ class Announcer:
         self._wake: asyncio.Event | None = None
         self._stopping = False
         self._written: tuple[Presence, bytes] | None = None
-        self._is_known = False
+        self._known_until_s = 0.0
 
     @property
     def presence(self) -> Presence:
@@ -91,6 +92,8 @@ class Announcer:
 
         async def announce_again() -> None:
             bucket.doubt()
+            # Who connected meanwhile, as after a restart of the server, may know nobody.
+            self._known_until_s = 0.0
             wake.set()
 
         bus.on_connect(announce_again)
@@ -119,15 +122,17 @@ class Announcer:
     async def _beat(self, bucket: PresenceBucket, loads: LoadReporter) -> None:
         # Readers take no load of an instance they do not know. Where they do, both leave together: a message by itself
         # wakes the server and every reader once more.
-        was_known, self._is_known = self._is_known, True
-        if was_known:
+        now_s = time.monotonic()
+        is_known = now_s < self._known_until_s
+        if is_known:
             await self._report(loads)
         try:
             await bucket.put(self._presence.instance_id, self._as_json())
+            self._known_until_s = now_s + LAPSE_S
         except Unavailable as error:
-            self._is_known = False
+            self._known_until_s = 0.0
             logger.warning("heartbeat failed", extra={"error": error.message})
-        if not was_known:
+        if not is_known:
             await self._report(loads)
 
     async def _report(self, loads: LoadReporter) -> None:

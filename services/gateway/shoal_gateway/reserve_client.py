@@ -146,7 +146,7 @@ class ReserveClient:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._held.clear()
-        for link in self._replicas.values():
+        for link in list(self._replicas.values()):
             await link.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
 

@@ -6,13 +6,14 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shoal_common import subjects
 from shoal_common.announcer import Announcer
-from shoal_common.bus import Bus
+from shoal_common.bus import Bus, Message
 from shoal_common.load import LoadReport, LoadTable, NumberedLoad
 from shoal_common.presence import LAPSE_S, Presence, PresenceTable
 from shoal_common.presence_bucket import PresenceBucket
@@ -40,10 +41,45 @@ async def watching(server: NatsServer) -> AsyncIterator[tuple[Watcher, Bus, list
         await bus.close()
 
 
+class Way:
+    """A way to a server that can be cut: who was connected has to connect anew."""
+
+    def __init__(self, port: int) -> None:
+        self._to_port = port
+        self._writers: list[asyncio.StreamWriter] = []
+        self.url = ""
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._to_port)
+        self._writers += [writer, back]
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+    writer.close()
+
+
 @asynccontextmanager
-async def announcing(server: NatsServer, load: LoadReport | None = None) -> AsyncIterator[Announcer]:
+async def way_to(server: NatsServer) -> AsyncIterator[Way]:
+    way = Way(server.port)
+    async with await asyncio.start_server(way.connected, "127.0.0.1", 0) as listener:
+        way.url = f"nats://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        yield way
+        way.cut()
+
+
+@asynccontextmanager
+async def announcing(url: str, load: LoadReport | None = None) -> AsyncIterator[Announcer]:
     announcer = Announcer(
-        nats_url=server.url,
+        nats_url=url,
         mesh="t",
         presence=worker(new_instance_id("decode_worker")),
         sample_load=None if load is None else lambda: load,
@@ -117,7 +153,7 @@ def test_no_two_process_starts_share_an_instance_id() -> None:
 
 async def test_an_instance_appears_with_its_load_changes_and_says_goodbye(nats_server: NatsServer) -> None:
     async with watching(nats_server) as (watcher, _, downs):
-        async with announcing(nats_server, LoadReport(running=3)) as announcer:
+        async with announcing(nats_server.url, LoadReport(running=3)) as announcer:
             me = announcer.presence.instance_id
             await until(lambda: watcher.get(me) == announcer.presence)
             await until(lambda: watcher.load(me) == LoadReport(running=3))
@@ -140,7 +176,7 @@ async def test_a_late_reader_sees_the_fleet_from_the_bucket_before_any_heartbeat
 async def test_after_a_restart_of_nats_instances_are_announced_again_and_none_was_given_up(
     nats_server: NatsServer,
 ) -> None:
-    async with announcing(nats_server) as announcer, watching(nats_server) as (watcher, bus, downs):
+    async with announcing(nats_server.url) as announcer, watching(nats_server) as (watcher, bus, downs):
         me = announcer.presence.instance_id
         await until(lambda: watcher.get(me) is not None)
         nats_server.stop()
@@ -153,9 +189,35 @@ async def test_after_a_restart_of_nats_instances_are_announced_again_and_none_wa
         assert watcher.get(me) is not None
 
 
+async def test_after_a_new_connection_presence_is_said_before_load(nats_server: NatsServer) -> None:
+    said: list[str] = []
+
+    async def listen(message: Message) -> None:
+        if "decode_worker" in message.subject:
+            said.append(message.subject)
+
+    bus = Bus(nats_server.url, name="reader")
+    await bus.start()
+    assert await bus.wait_connected(10)
+    # One subscription, so that what comes keeps its order.
+    await bus.subscribe(">", listen)
+    async with way_to(nats_server) as way, announcing(way.url, LoadReport(running=3)) as announcer:
+        me = announcer.presence.instance_id
+        presence, load = f"$KV.{subjects.presence_bucket('t')}.{me}", subjects.load("t", "decode_worker", me)
+        # From the second beat on readers know it, and load goes first.
+        await until(lambda: said[:2] == [presence, load] and said[-2:] == [load, presence])
+        way.cut()
+        assert await bus.ping(timeout_s=5)
+        said.clear()
+        # A reader that came meanwhile takes no load of one that it does not know.
+        await until(lambda: len(said) >= 2)
+        assert said[:2] == [presence, load]
+    await bus.close()
+
+
 @pytest.mark.long
 async def test_a_silent_nats_makes_nobody_lapse(nats_server: NatsServer) -> None:
-    async with watching(nats_server) as (watcher, _, downs), announcing(nats_server) as announcer:
+    async with watching(nats_server) as (watcher, _, downs), announcing(nats_server.url) as announcer:
         await until(lambda: watcher.get(announcer.presence.instance_id) is not None)
         nats_server.signal(signal.SIGSTOP)
         frozen_until = time.monotonic() + 2 * LAPSE_S

@@ -195,3 +195,17 @@ async def test_whoever_asks_is_told_when_the_last_replica_goes_and_the_first_com
     finally:
         await client.close()
         await channels.close()
+
+
+async def test_closing_ends_every_stream_also_of_replicas_that_presence_lists_no_longer() -> None:
+    told: list[bool] = []
+    channels = Channels()
+    client = ReserveClient(gateway_id="g", channels=channels, on_change=told.append)
+    async with serving(FakeScheduler(says_nothing)) as first, serving(FakeScheduler(says_nothing)) as second:
+        client.announced("a", first)
+        client.announced("b", second)
+        await until(lambda: told == [True, True])
+        client.lapsed("a")
+        await client.close()
+        assert told[2:] == [True, False]
+    await channels.close()
