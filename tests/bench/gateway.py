@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from bench.gateway_waits import (
     never_read_mb,
 )
 from bench.harness import Bar, finish
+from shoal_common.huge_pages import with_huge_pages
 from shoal_gateway.served_model import packaged_model_dir
 from support.gateway_mesh import GatewayMesh, gateway_mesh
 from support.mesh import mesh
@@ -99,9 +101,9 @@ def cpu_s(pid: int) -> float:
 
 @contextlib.contextmanager
 def null_server(ms_per_token: float) -> Iterator[tuple[str, dict[str, int]]]:
-    """Address and process of a null server."""
+    """Address and process of a null server; its memory is set up as that of services."""
     command = [sys.executable, "-m", "bench.gateway_null", "--ms-per-token", str(ms_per_token)]
-    popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=with_huge_pages(os.environ))
     try:
         assert popen.stdout is not None
         port = json.loads(popen.stdout.readline())["port"]

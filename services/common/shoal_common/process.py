@@ -59,7 +59,7 @@ def run(process: Process, main: Coroutine[Any, Any, None]) -> None:
     """
     status = 0
     # What start-up made lives as long as the process: collections need not walk it, nor come for every 700 objects. The
-    # oldest generation must not wait for long: a connection that is cut is a circle that holds its buffers.
+    # oldest generation must not wait for long: what failed with an error is a circle, and may hold buffers.
     gc.collect()
     gc.freeze()
     # A thread that steps a model gives way to the event loop sooner than after the default of 5 ms.

@@ -144,18 +144,21 @@ class MockEngine:
         )
 
     async def run(self) -> None:
-        """Step for ever."""
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            # The loop turns between steps: that is when acknowledgements come in. It need not for each that takes no
-            # time: a turn costs as much as a step.
-            for _ in range(1 if self._step_s else _STEPS_A_TURN):
-                if not self._run_step():
-                    break
-            else:
-                self._work.set()
-            await asyncio.sleep(self._step_s)
+        """Step for ever. Raises what a step does; the engine does not run any more then."""
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                # The loop turns between steps: that is when acknowledgements come in. It need not for each that takes
+                # no time: a turn costs as much as a step.
+                for _ in range(1 if self._step_s else _STEPS_A_TURN):
+                    if not self._run_step():
+                        break
+                else:
+                    self._work.set()
+                await asyncio.sleep(self._step_s)
+        finally:
+            self.is_running = False
 
     def _admit(self, start: GenerationStart) -> None:
         max_tokens = start.max_tokens(self.facts.max_context)

@@ -43,7 +43,7 @@ class Answer:
     def wake(self) -> None:
         """There is something to read, or an error."""
         write_through = self._write_through
-        if write_through is not None and self._waiting.is_waiting and write_through():
+        if write_through is not None and self._waiting.is_waiting and write_through() and not self._running.error:
             return
         self._waiting.wake()
 

@@ -109,4 +109,5 @@ class FramesClient:
                 del self._links[address], self._idle_since_s[address]
                 self._changed()
                 await link.close()
-                self._channels.drop(address)
+                if address not in self._links:
+                    self._channels.drop(address)
