@@ -142,6 +142,12 @@ def says(*token_ids: int, finish: Any = LENGTH) -> Script:
     return script
 
 
+async def stays_silent(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
+    """Admits and says nothing more."""
+    yield ADMITTED
+    await asyncio.Event().wait()
+
+
 async def test_a_worker_is_told_where_snapshots_are_kept(tokenizer: Tokenizer) -> None:
     async with bench(tokenizer, says(8)) as made, await made.answers.open(prepared(cache_points=(1, 3))) as answer:
         await read_all(answer)
@@ -182,12 +188,10 @@ async def test_what_an_answer_held_goes_with_it_and_waits_for_no_collection(toke
             await (read_all(answer) if outcome == "read" else answer.read(10))
             return [weakref.ref(answer), weakref.ref(answer._running), weakref.ref(answer._running.intake)]
 
-    never = asyncio.Event()
-
     async def says_one(worker: FakeWorker, request: decode_pb.GenerateRequest, context: Any) -> Events:
-        yield ADMITTED
         worker.emit(request.request_id, request.attempt, 0, (10,), finish=UNFINISHED)
-        await never.wait()
+        async for event in stays_silent(worker, request, context):
+            yield event
 
     async with bench(tokenizer, says(10, 11) if outcome == "read" else says_one) as made:
         await one(made)
@@ -199,6 +203,27 @@ async def test_what_an_answer_held_goes_with_it_and_waits_for_no_collection(toke
             await until(lambda: all(ref() is None for ref in held))
         finally:
             gc.enable()
+
+
+async def test_a_reader_hears_of_an_error_though_the_last_output_was_written_past_it(tokenizer: Tokenizer) -> None:
+    class WritesAll:
+        def __call__(self) -> bool:
+            return True
+
+        def tokens(self, choice_index: int, token_ids: list[int]) -> bool:
+            return False
+
+        def flush(self) -> None:
+            pass
+
+    async with bench(tokenizer, stays_silent) as made, await made.answers.open(prepared()) as answer:
+        answer.on_news(WritesAll())
+        await until(lambda: answer.is_admitted)
+        reading = asyncio.create_task(answer.read(60))
+        await asyncio.sleep(0)
+        made.answers.fail_all()
+        with pytest.raises(Draining):
+            await asyncio.wait_for(reading, 5)
 
 
 async def test_its_place_in_the_queue_is_known_while_it_waits_there(tokenizer: Tokenizer) -> None:
