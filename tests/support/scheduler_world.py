@@ -111,8 +111,13 @@ class World:
         self.settle()
 
     def ended(self, request_id: str) -> None:
-        """Finished or cancelled."""
+        """Cancelled."""
         self.core.ended(request_id)
+        self.settle()
+
+    def finished(self, request_id: str) -> None:
+        """Finished."""
+        self.core.finished(request_id, self.now_s)
         self.settle()
 
     def wait(self, seconds: float) -> None:

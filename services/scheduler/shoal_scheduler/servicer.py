@@ -140,7 +140,9 @@ def _report(scheduler: Scheduler, request: pb.ReserveRequest, now_s: float) -> N
             # A cause of a newer version counts as the gravest.
             cause = LOSS_CAUSES.get(lost.cause, LOSS_CAUSES[pb.LOST_CAUSE_BROKEN])
             scheduler.lost(request_id, lost.attempt, cause, lost.output_counts, now_s)
-        case "finished" | "cancelled":
+        case "finished":
+            scheduler.finished(request_id, now_s)
+        case "cancelled":
             scheduler.ended(request_id)
         case other:
             logger.warning("unexpected message on Reserve", extra={"kind": other})

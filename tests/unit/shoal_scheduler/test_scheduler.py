@@ -49,6 +49,40 @@ def test_an_admitted_request_counts_once_the_next_report_contains_it() -> None:
     assert worker.free_slots(world.now_s) == 3
 
 
+def test_what_has_finished_makes_room_before_the_next_report_says_so() -> None:
+    world = World()
+    worker = world.up("a", capacity={"blocks": 100, "slots": 1, "max_context": 8192})
+    world.submit("first")
+    world.admitted("first")
+    world.submit("second")
+    world.now_s += 1
+    world.report("a", running=1, free_slots=0)
+    assert (world.worker_of("second"), worker.busy(world.now_s)) == (None, 1)
+    world.now_s += 0.2
+    world.finished("first")
+    assert world.worker_of("second") == "a"
+    assert (worker.free_slots(world.now_s), worker.busy(world.now_s)) == (0, 1)
+    # The next report has it all.
+    world.admitted("second")
+    world.now_s += 1
+    world.report("a", running=1, free_slots=0)
+    assert (worker.free_slots(world.now_s), worker.busy(world.now_s)) == (0, 1)
+
+
+def test_an_end_right_after_a_report_may_be_in_it_and_makes_no_room_twice() -> None:
+    world = World()
+    worker = world.up("a", capacity={"blocks": 100, "slots": 2, "max_context": 8192})
+    world.submit("r")
+    world.admitted("r")
+    world.now_s += 1
+    world.report("a", running=1, free_slots=1)
+    world.now_s += 1
+    world.report("a", running=0, free_slots=2)
+    world.now_s += 0.01
+    world.finished("r")
+    assert worker.free_slots(world.now_s) == 2
+
+
 def test_a_refused_request_goes_to_another_worker_and_the_full_one_rests() -> None:
     world = World()
     world.up("a")

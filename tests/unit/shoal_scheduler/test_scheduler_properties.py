@@ -179,13 +179,16 @@ class Mesh(RuleBasedStateMachine):
     @rule(data=st.data())
     def request_ends(self, data: st.DataObject) -> None:
         if self.live:
-            self.end(data.draw(st.sampled_from(sorted(self.live))))
+            self.end(data.draw(st.sampled_from(sorted(self.live))), is_finished=data.draw(st.booleans()))
 
-    def end(self, name: str) -> None:
+    def end(self, name: str, *, is_finished: bool = False) -> None:
         request = self.live.pop(name)
         if request.worker in self.ranks:
             self.ranks[request.worker].holds.discard(name)
-        self.world.ended(name)
+        if is_finished:
+            self.world.finished(name)
+        else:
+            self.world.ended(name)
 
     @precondition(lambda self: self.ranks)
     @rule(data=st.data())

@@ -33,11 +33,18 @@ class Sums:
         self.count += sign
 
 
+_UNSURE_S = 0.05
+"""A report that came so shortly before may contain the end of a request already."""
+
+
 class Bookings:
-    """Requests placed on one worker. Invariant: `held` sums over all of them, `unreported` over those not reported."""
+    """Requests placed on one worker. Invariant: `held` sums over all of them, `unreported` over those not reported,
+    `gone` over those that the last report contained and that have finished since.
+    """
 
     def __init__(self) -> None:
-        self.held, self.unreported = Sums(), Sums()
+        self.held, self.unreported, self.gone = Sums(), Sums(), Sums()
+        self._reported_at_s = 0.0
         self._bookings: dict[str, _Booking] = {}
 
     def __len__(self) -> int:
@@ -74,8 +81,16 @@ class Bookings:
             if not booking.is_reported:
                 self.unreported.add(booking, -1)
 
+    def finished(self, request_id: str, now_s: float) -> None:
+        """The worker has let go of the request, which only its next report will say. Safe to repeat."""
+        booking = self._bookings.get(request_id)
+        if booking is not None and booking.is_reported and now_s - self._reported_at_s > _UNSURE_S:
+            self.gone.add(booking, 1)
+        self.release(request_id)
+
     def reported(self, now_s: float) -> None:
         """A report came: it contains what was admitted before."""
+        self._reported_at_s, self.gone = now_s, Sums()
         if not self.unreported.count:
             return
         for request_id, booking in list(self._bookings.items()):

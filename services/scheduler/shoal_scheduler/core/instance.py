@@ -14,7 +14,8 @@ _UNBOUNDED = 1 << 62
 class Instance:
     """A running process, most of all a worker.
 
-    A report that came after an admission contains it, so of our bookings only the unreported count on top of a report.
+    A report that came after an admission contains it, so of our bookings only the unreported count on top of a report,
+    and those that have finished since count against it.
     Where there is no fresh report all of them count, against the whole capacity: silence never reads as saturation.
     The announced facts are attributes of their own, as each placement looks at those of every worker.
 
@@ -91,7 +92,8 @@ class Instance:
         load = self._fresh(now_s)
         if load is None:
             return self.blocks - self.bookings.held.blocks
-        return (load.free_blocks if load.total_blocks else self.blocks) - self.bookings.unreported.blocks
+        free = load.free_blocks if load.total_blocks else self.blocks
+        return free + self.bookings.gone.blocks - self.bookings.unreported.blocks
 
     def free_slots(self, now_s: float) -> int:
         """Slots that are free by all we know; those in flight from other replicas count as one each."""
@@ -99,14 +101,15 @@ class Instance:
         if load is None:
             return self.slots - self.bookings.held.slots - self.others_in_flight
         free = load.free_slots if load.total_slots else self.slots
-        return free - self.bookings.unreported.slots - self.others_in_flight
+        return free + self.bookings.gone.slots - self.bookings.unreported.slots - self.others_in_flight
 
     def busy(self, now_s: float) -> int:
         """Requests it works on or will: reported, placed since, and placed by others."""
         load = self._fresh(now_s)
         if load is None:
             return self.bookings.held.count + self.others_in_flight
-        return load.running + load.waiting + self.bookings.unreported.count + self.others_in_flight
+        reported = max(0, load.running + load.waiting - self.bookings.gone.count)
+        return reported + self.bookings.unreported.count + self.others_in_flight
 
     def waiting_prefill_tokens(self, now_s: float) -> int:
         """Prompt tokens before a new one."""

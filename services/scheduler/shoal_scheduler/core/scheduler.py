@@ -152,8 +152,16 @@ class Scheduler:
         note_loss(lease, self.fleet.get(lease.worker_id), cause, self._limits, now_s)
         self._place_again(lease, lease.loss_count > self._limits.max_losses, DenialReason.TOO_MANY_ATTEMPTS, now_s)
 
+    def finished(self, request_id: str, now_s: float) -> None:
+        """It ran to its end: the worker has room again, whatever it last reported. Safe to repeat."""
+        lease = self.leases.get(request_id)
+        worker = self.fleet.get(lease.worker_id) if lease is not None and lease.state is State.RUNNING else None
+        if worker is not None:
+            worker.bookings.finished(request_id, now_s)
+        self.ended(request_id)
+
     def ended(self, request_id: str) -> None:
-        """Finished, or cancelled. Safe to repeat."""
+        """Cancelled, or finished somewhere. Safe to repeat."""
         lease = self.leases.get(request_id)
         if lease is not None:
             self._forget(lease)
