@@ -22,6 +22,7 @@ from shoal_gateway.prefix_chains import PrefixChains
 from shoal_gateway.refusals import Overloaded
 from shoal_gateway.reserve_client import ReserveClient
 from shoal_gateway.running import Running, Timeouts
+from shoal_gateway.turns import Turns
 from shoal_gateway.waiting import Waiting
 
 
@@ -184,6 +185,7 @@ class Answers:
         self._timeouts, self._metrics, self._max_in_flight = timeouts, metrics, max_in_flight
         self._held: dict[str, Running] = {}
         self._preparing = 0
+        self._turns = Turns()
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -206,6 +208,10 @@ class Answers:
         self._preparing += change
         self._idle.clear()
         self._tell_idle()
+
+    async def turn(self) -> None:
+        """Wait until it is the caller's turn to prepare its request, which takes the event loop for a while."""
+        await self._turns.take()
 
     async def open(self, prepared: Prepared) -> Answer:
         """Begin to answer an accepted request."""

@@ -125,6 +125,7 @@ class InferenceServicer(InferenceServiceServicer):
         if not request.HasField("generation"):
             raise InvalidArgument.at("generation", "is required")
         with self._answers.accepting():
+            await self._answers.turn()
             prepared = await prepare(request.generation, self._encoder)
             answer = await self._answers.open(caller.admit(prepared.request))
         caller.follow(answer)

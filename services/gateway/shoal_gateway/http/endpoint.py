@@ -53,6 +53,7 @@ class Endpoint:
         pace = _Pace(keep_alive_s=self._keep_alive_s, admission_s=self._admission_s)
         with self._answers.accepting():
             body, size_bytes = await exchange.json_object()
+            await self._answers.turn()
             prepared = await self._prepare(body, size_bytes)
             answer = await self._open(prepared, caller)
         caller.follow(answer)
