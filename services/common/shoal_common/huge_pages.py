@@ -4,7 +4,7 @@ A service that wakes up for a step of a few hundred microseconds pays for what i
 mostly page walks, which a virtual machine makes twice. glibc asks the kernel for pages of 2 MiB if a tunable says so
 (glibc 2.35 and later), and Python's objects lie there if Python leaves them to glibc: its own arenas are too small.
 Both are read at a process's start, so whoever starts it has to say it. Where the kernel gives no such pages
-(/sys/kernel/mm/transparent_hugepage/enabled is "never"), nothing changes.
+(/sys/kernel/mm/transparent_hugepage/enabled is "never"), nothing is gained.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class Turns:
     """Gives out the turns of the running event loop, each to PER_TURN who ask, in their order.
 
     What comes at once would else be done at once: all prompts of a burst encoded before the first of them is placed,
-    and no token of anybody written meanwhile.
+    and no token of anybody written meanwhile. As many wait as the gateway has accepted; each turn lets some of them go.
     """
 
     def __init__(self) -> None:
